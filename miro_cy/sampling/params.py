@@ -1,0 +1,142 @@
+"""Sampling parameters: names, defaults and limits.
+
+Names and meanings follow vLLM; defaults are neutral (temperature 1, nothing filtered). Filters apply in the order
+temperature, top_k, top_p. Log-probabilities are those of the raw logits, before any filter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from miro_cy.errors import BadField
+
+#: Below this a temperature means greedy; from here up to MIN_TEMPERATURE it is raised to MIN_TEMPERATURE.
+GREEDY_TEMPERATURE = 1e-5
+MIN_TEMPERATURE = 0.01
+MAX_TEMPERATURE = 2.0
+MAX_LOGPROBS = 128
+MAX_STOPS = 64
+MAX_STOP_BYTES = 1024
+MAX_INT32 = 2**31 - 1
+MAX_UINT64 = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are chosen, and when it ends.
+
+    max_tokens: most tokens to generate; None means what is left of the context.
+    temperature: 0 is greedy (argmax, ties to the lowest id); at most 2.
+    top_k: keep the k most likely tokens, ties to the lowest id; 0 or -1 keeps all.
+    top_p: keep the smallest set of most likely tokens whose probability reaches top_p, in (0, 1].
+    seed: draws are a function of (seed, choice, position) alone; None or -1 lets the engine pick one.
+    stop: strings that end the text (not part of it); at most 64, each 1 to 1,024 bytes of UTF-8.
+    stop_token_ids: token ids that end the text.
+    ignore_eos: EOS is drawn like any token and ends nothing; stop_token_ids still do.
+    logprobs: None for none, else how many of the most likely alternatives to report with each token (0 to 128).
+
+    Raises BadField naming the field when a value has the wrong type or is out of range.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        if self.max_tokens is not None:
+            put(self, "max_tokens", _integer("max_tokens", self.max_tokens, 0, MAX_INT32))
+        temperature = _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        if temperature < GREEDY_TEMPERATURE:
+            temperature = 0.0
+        put(self, "temperature", max(temperature, MIN_TEMPERATURE) if temperature else 0.0)
+        put(self, "top_k", max(0, _integer("top_k", self.top_k, -1, MAX_INT32)))
+        put(self, "top_p", _number("top_p", self.top_p, 0.0, 1.0, open_low=True))
+        if self.seed is not None:
+            seed = _integer("seed", self.seed, -1, MAX_UINT64)
+            put(self, "seed", None if seed == -1 else seed)
+        put(self, "stop", _stops(self.stop))
+        put(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+        if not isinstance(self.ignore_eos, bool):
+            raise BadField(f"ignore_eos must be true or false, not {self.ignore_eos!r}", field="ignore_eos")
+        if self.logprobs is not None:
+            put(self, "logprobs", _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS))
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> SamplingParams:
+        """Build from untrusted keys and values. Raises BadField naming an unknown key or a bad value."""
+        known = {f.name for f in fields(cls)}
+        for key in mapping:
+            if key not in known:
+                raise BadField(f"unknown sampling parameter {key!r:.80}", field=f"{key!s:.80}")
+        return cls(**mapping)
+
+    @property
+    def greedy(self) -> bool:
+        """True if the most likely token is always taken."""
+        return self.temperature == 0.0 or self.top_k == 1
+
+
+def _integer(name: str, value: object, low: int, high: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise BadField(f"{name} must be an integer, not {value!r:.80}", field=name)
+    number = value.__index__()
+    if not low <= number <= high:
+        raise BadField(f"{name} must be between {low} and {high}, not {number}", field=name)
+    return int(number)
+
+
+def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> float:
+    if isinstance(value, (bool, str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+        raise BadField(f"{name} must be a number, not {value!r:.80}", field=name)
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise BadField(f"{name} must be a finite number, not {value!r:.80}", field=name) from None
+    if not math.isfinite(number) or not low <= number <= high or (open_low and number == low):
+        bracket = "(" if open_low else "["
+        raise BadField(f"{name} must be in {bracket}{low:g}, {high:g}], not {number!r}", field=name)
+    return number
+
+
+def _stops(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        value = (value,)
+    if value is None:
+        return ()
+    if not isinstance(value, Iterable) or isinstance(value, (bytes, Mapping)):
+        raise BadField(f"stop must be a string or a list of strings, not {value!r:.80}", field="stop")
+    stops = tuple(value)
+    if len(stops) > MAX_STOPS:
+        raise BadField(f"stop takes at most {MAX_STOPS} strings, got {len(stops)}", field="stop")
+    for stop in stops:
+        if not isinstance(stop, str):
+            raise BadField(f"stop must hold strings, not {stop!r:.80}", field="stop")
+        try:
+            size = len(stop.encode())
+        except UnicodeEncodeError:
+            raise BadField("stop must hold valid Unicode text (a lone surrogate was found)", field="stop") from None
+        if not 1 <= size <= MAX_STOP_BYTES:
+            raise BadField(f"each stop string must have 1 to {MAX_STOP_BYTES} bytes, got {size}", field="stop")
+    return stops
+
+
+def _token_ids(value: object) -> tuple[int, ...]:
+    name = "stop_token_ids"
+    if value is None:
+        return ()
+    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
+        raise BadField(f"{name} must be a list of integers, not {value!r:.80}", field=name)
+    ids = tuple(_integer(name, item, 0, MAX_INT32) for item in value)
+    if len(ids) > MAX_STOPS:
+        raise BadField(f"{name} takes at most {MAX_STOPS} ids, got {len(ids)}", field=name)
+    return ids

@@ -1,0 +1,114 @@
+"""Builds the extensions; metadata is in pyproject.toml.
+
+Kernels are one source, compiled once for each instruction-set level: `_kernels/isa/<level>.pyx` are two-line stubs that
+include `_kernels/impl/`, and `_kernels/select.pyx` imports the best one the machine can run. Everything else is built
+for the baseline. Environment: CC; MIRO_NO_OPENMP=1 builds without OpenMP.
+"""
+
+import os
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+# Contraction into FMA is written out in the kernels (`fma`), never left to the compiler: a row's bits must not depend on
+# which tile of a matmul computed it. The other flags let plain loops vectorise without licence to reorder or drop NaN.
+FLAGS = [
+    "-O3",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",
+    "-fno-tree-loop-distribute-patterns",
+    "-fno-strict-aliasing",
+    "-Wno-unused-function",
+]
+GCC_ONLY = ["--param", "max-completely-peel-times=8"]
+LEVELS: dict[str, list[str]] = {"generic": []}
+if platform.machine() in ("x86_64", "AMD64"):
+    LEVELS |= {
+        "v2": ["-march=x86-64-v2"],
+        "v3": ["-march=x86-64-v3"],
+        "v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
+        "v4_vnni": ["-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"],
+    }
+
+DIRECTIVES = {
+    "language_level": 3,
+    "boundscheck": False,
+    "wraparound": False,
+    "initializedcheck": False,
+    "cdivision": True,
+    "embedsignature": True,
+}
+PLAIN = [
+    "miro_cy.batch",
+]
+OPENMP = [
+]
+
+
+def compiler() -> str:
+    return os.environ.get("CC", "cc").split()[0]
+
+
+def accepts(flags: list[str], source: str = "int main(void) { return 0; }") -> bool:
+    """Whether the compiler (not this machine) takes these flags."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "probe.c")
+        path.write_text(source)
+        command = [compiler(), *flags, str(path), "-o", str(Path(folder, "probe"))]
+        try:
+            return subprocess.run(command, capture_output=True, check=False).returncode == 0
+        except OSError:
+            return False
+
+
+def openmp_flags() -> list[str]:
+    source = "#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }"
+    if os.environ.get("MIRO_NO_OPENMP") == "1" or not accepts(["-fopenmp"], source):
+        return []
+    return ["-fopenmp"]
+
+
+def extensions() -> list[Extension]:
+    flags = FLAGS + (GCC_ONLY if accepts(GCC_ONLY) else [])
+    openmp = openmp_flags()
+
+    def extension(name: str, extra: list[str], link: list[str]) -> Extension:
+        source = name.replace(".", "/") + ".pyx"
+        return Extension(
+            name,
+            [source],
+            include_dirs=["miro_cy/_kernels/include"],
+            depends=[str(p) for p in Path("miro_cy/_kernels").glob("i*/*.[hp]*")] if "isa" in name else [],
+            extra_compile_args=flags + extra,
+            extra_link_args=link,
+        )
+
+    found = [extension(name, [], []) for name in PLAIN]
+    found += [extension(name, openmp, openmp) for name in OPENMP]
+    for level, march in LEVELS.items():
+        if accepts(march):
+            found.append(extension(f"miro_cy._kernels.isa.{level}", march, []))
+    return found
+
+
+class BuildInParallel(build_ext):
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        if self.parallel is None:
+            self.parallel = os.cpu_count() or 1
+
+
+def cythonized() -> list[Extension]:
+    from Cython.Build import cythonize
+
+    jobs = os.cpu_count() or 1
+    return cythonize(extensions(), nthreads=jobs, compiler_directives=DIRECTIVES, build_dir="build/cython")
+
+
+if __name__ == "__main__":
+    setup(ext_modules=cythonized(), cmdclass={"build_ext": BuildInParallel})
