@@ -24,6 +24,7 @@ FLAGS = [
     "-fno-tree-loop-distribute-patterns",
     "-fno-strict-aliasing",
     "-Wno-unused-function",
+    "-g0",
 ]
 GCC_ONLY = ["--param", "max-completely-peel-times=8"]
 LEVELS: dict[str, list[str]] = {"generic": []}
@@ -45,8 +46,11 @@ DIRECTIVES = {
 }
 PLAIN = [
     "miro_cy.batch",
+    "miro_cy._kernels.select",
 ]
 OPENMP = [
+    "miro_cy._kernels.weights",
+    "miro_cy._kernels.ops",
 ]
 
 

@@ -1,0 +1,152 @@
+"""The kernels' contract: weight layouts, buffers, and the table of functions that each instruction-set build fills.
+
+Every op is called by all `nth` threads of a team, thread `th` doing its share, with a barrier between ops (the caller's
+business). Which thread computes an element never changes its bits. Sizes are in elements unless a name says bytes.
+
+Packed weights W [n, k] (y = x W^T): panels of 16 output rows, so that vector lanes run across outputs.
+
+    F32, F16   [panel][k][16]
+    Q8         [panel][block]  block of 32 k:  8 quads [16 rows][4] int8 | d f16[16]
+    Q4         [panel][block]  block of 32 k:  4 x [16 rows][4] bytes, low nibbles quads 0-3, high nibbles quads 4-7
+                                               | high-bit plane, if any | d f16[16] | m f16[16] if has_min
+               with super-scales, a block is 256 k: 8 x (nibbles | high bits), then sub-scales int8 [256/group][16]
+                                               | sub-mins uint8 alike, if has_min | d f16[16] | dmin f16[16] if has_min
+
+A quad is 4 neighbouring k of one row: the unit of an int8 dot product. A stored q stands for
+scale * (q - zero) + min, or scale * table[q] + min where a 16-entry table is set; the scale of a group of 16 or 32 k is d, or
+d * sub-scale. No bit of the file is lost. The high-bit plane (2 bits: [2][16][4] bytes, byte h holds quads h, h+2, h+4, h+6
+from its low bits up; 1 bit: [16][4] bytes, bit p belongs to quad p) makes q 6 or 5 bits wide. Q4_0, Q4_1, Q8_0, Q6_K map onto
+these now, and Q5_*, Q2_K to Q5_K, IQ4_* will.
+"""
+
+from libc.stdint cimport int8_t, int16_t, int32_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+
+cdef enum:
+    PANEL = 16          # output rows a panel
+    QBLOCK = 32         # k elements an activation scale covers
+    KV_TILE = 64        # tokens an online-softmax tile covers, at absolute positions
+    KV_RANGE = 512      # tokens a fresh (max, sum, acc) partial covers, at absolute positions
+
+cdef enum Layout:
+    LAYOUT_F32 = 0
+    LAYOUT_F16 = 1
+    LAYOUT_Q8 = 2
+    LAYOUT_Q4 = 3
+
+cdef enum KVType:
+    KV_F16 = 0
+    KV_F32 = 1
+
+
+cdef struct PackedMatrix:
+    int layout
+    int group               # k elements a scale covers: 16 or 32
+    int block               # k elements a packed block covers: 1, 32 or 256
+    int high_bits           # 0, 1 or 2 bits a value beside the nibble
+    int zero                # taken off each stored value
+    int has_min
+    int steps               # vi_dot_u8 steps before widening
+    Py_ssize_t n            # output rows
+    Py_ssize_t k
+    Py_ssize_t n_panels
+    Py_ssize_t block_bytes
+    Py_ssize_t panel_bytes
+    const uint8_t* data     # 64-byte aligned
+
+
+cdef struct Activations:
+    # int8 activations of m rows, one scale per 32 k: x ~ d * q
+    int8_t* q               # [m, k]
+    float* d                # [m, k/32]
+    int32_t* sum32          # [m, k/32] sum of q
+    int32_t* sum16          # [m, k/16]
+
+
+cdef struct KVCache:
+    # one layer: K transposed inside a block, V row-major, both head-major
+    void* k                 # [blocks][kv_heads][head_dim][block_size]
+    void* v                 # [blocks][kv_heads][block_size][v_dim]
+    int dtype               # KVType
+    int n_kv_heads
+    int head_dim
+    int v_dim               # head_dim rounded up to 16; the rest is zero
+    int block_size          # 16, 32 or 64
+    Py_ssize_t k_block      # elements a block
+    Py_ssize_t v_block
+
+
+cdef struct BatchRows:
+    # a BatchView as plain pointers; see miro_cy/batch.pxd
+    int n_rows
+    int n_tokens
+    const int32_t* slot
+    const int32_t* first_pos
+    const int32_t* n_tok
+    const int32_t* offset
+    const int32_t* table            # [slots, max_blocks] of this layer's group
+    Py_ssize_t table_stride
+
+
+cdef struct AttentionParams:
+    int n_heads
+    float scale
+    float soft_cap          # 0: none
+    int window              # keys a query sees, itself included; 0: all
+
+
+cdef struct Candidate:
+    # one entry of a sampler's shortlist
+    float value
+    int32_t id
+
+
+cdef struct KernelTable:
+    # --- weights (load time; thread-free) ---
+    # packs panels [p0, p1) of W from a file's rows; row i of W is at src + i * row_bytes
+    void (*pack_f32)(PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, Py_ssize_t p0, Py_ssize_t p1) noexcept nogil
+    void (*pack_f16)(PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, Py_ssize_t p0, Py_ssize_t p1) noexcept nogil
+    void (*pack_q8_0)(PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, Py_ssize_t p0, Py_ssize_t p1) noexcept nogil
+    void (*pack_q4)(PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, Py_ssize_t p0, Py_ssize_t p1) noexcept nogil
+    void (*pack_q6_k)(PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, Py_ssize_t p0, Py_ssize_t p1) noexcept nogil
+
+    # --- matmul: y[m, :n] = x[m, k] W^T; y rows are ldy apart, ldy >= n_panels * 16, padding columns are written ---
+    # float activations, any layout ("exact")
+    void (*matmul_f32)(int th, int nth, const PackedMatrix* w, const float* x, Py_ssize_t ldx, float* y, Py_ssize_t ldy, Py_ssize_t m, float* scratch) noexcept nogil
+    # int8 activations, Q layouts ("fast")
+    void (*matmul_i8)(int th, int nth, const PackedMatrix* w, const Activations* x, float* y, Py_ssize_t ldy, Py_ssize_t m, float* scratch) noexcept nogil
+    # x[i, :k] = W[ids[i], :], float32
+    void (*embed)(int th, int nth, const PackedMatrix* w, const int32_t* ids, Py_ssize_t m, float* x, Py_ssize_t ldx, float* scratch) noexcept nogil
+
+    # --- rows ---
+    void (*quantise)(int th, int nth, const float* x, Py_ssize_t ldx, Py_ssize_t m, Py_ssize_t k, const Activations* out) noexcept nogil
+    # x += delta (+ bias) where delta is given; y = x / rms(x) * weight
+    void (*add_rmsnorm)(int th, int nth, float* x, const float* delta, Py_ssize_t ldd, const float* bias, const float* weight, float* y, Py_ssize_t m, Py_ssize_t k, float eps) noexcept nogil
+    # y = silu(gate + gate_bias) * (up + up_bias)
+    void (*swiglu)(int th, int nth, const float* gate, const float* up, Py_ssize_t ld, const float* gate_bias, const float* up_bias, float* y, Py_ssize_t ldy, Py_ssize_t m, Py_ssize_t k) noexcept nogil
+    # bias and rotation of the heads of one projection, in place; cos, sin [positions, rope_dim / 2], interleaved pairs
+    void (*rope)(int th, int nth, const BatchRows* batch, float* x, Py_ssize_t ldx, int n_heads, int head_dim, int rope_dim, const float* cos, const float* sin, const float* bias) noexcept nogil
+    void (*kv_write)(int th, int nth, const BatchRows* batch, const KVCache* kv, const float* k, Py_ssize_t ldk, const float* v, Py_ssize_t ldv, const float* v_bias) noexcept nogil
+    void (*attention)(int th, int nth, const BatchRows* batch, const KVCache* kv, const AttentionParams* p, const float* q, Py_ssize_t ldq, float* out, Py_ssize_t ldo, float* scratch) noexcept nogil
+
+    # --- one row of logits ---
+    # index of the largest, lowest id on ties; -1 when a value is NaN or +inf, or all are -inf
+    int32_t (*argmax)(const float* x, Py_ssize_t n) noexcept nogil
+    # log(sum(exp(x * inv_temperature))), over fixed chunks merged in order
+    float (*logsumexp)(const float* x, Py_ssize_t n, float inv_temperature) noexcept nogil
+    void (*log_softmax)(const float* x, Py_ssize_t n, float* y) noexcept nogil
+    # the k largest, best first, lowest id first on ties
+    void (*top_k)(const float* x, Py_ssize_t n, Candidate* out, Py_ssize_t k) noexcept nogil
+    # first id, in id order, at which the running sum of exp(x * inv_temperature - lse) reaches u
+    int32_t (*draw)(const float* x, Py_ssize_t n, float inv_temperature, float lse, double u) noexcept nogil
+    float (*exp)(float x) noexcept nogil
+
+
+cdef inline Py_ssize_t matmul_scratch_floats() noexcept:
+    """Floats of scratch a thread needs for either matmul or embed."""
+    return 16384
+
+
+cdef inline Py_ssize_t attention_scratch_floats(int head_dim) noexcept:
+    """Floats of scratch a thread needs for attention: scores, scaled queries, two accumulators, max and sum."""
+    return 64 * (KV_TILE + 3 * (head_dim + 16) + 8)

@@ -1,0 +1,39 @@
+# One instruction-set build of every kernel. The stubs in ../isa include this file and nothing else; it exports one table.
+
+include "vec.pxi"
+include "rows.pxi"
+include "pack.pxi"
+include "unpack.pxi"
+include "matmul_float.pxi"
+include "matmul_int.pxi"
+include "attention.pxi"
+include "logits.pxi"
+
+from cpython.pycapsule cimport PyCapsule_New
+
+cdef KernelTable TABLE
+TABLE.pack_f32 = pack_f32
+TABLE.pack_f16 = pack_f16
+TABLE.pack_q8_0 = pack_q8_0
+TABLE.pack_q4 = pack_q4
+TABLE.pack_q6_k = pack_q6_k
+TABLE.matmul_f32 = matmul_f32
+TABLE.matmul_i8 = matmul_i8
+TABLE.embed = embed
+TABLE.quantise = quantise
+TABLE.add_rmsnorm = add_rmsnorm
+TABLE.swiglu = swiglu
+TABLE.rope = rope
+TABLE.kv_write = kv_write
+TABLE.attention = attention
+TABLE.argmax = argmax
+TABLE.logsumexp = logsumexp
+TABLE.log_softmax = log_softmax
+TABLE.top_k = top_k
+TABLE.draw = draw
+TABLE.exp = exp_row
+
+
+def table():
+    """The KernelTable, as a capsule."""
+    return PyCapsule_New(&TABLE, "miro_cy.KernelTable", NULL)

@@ -1,0 +1,127 @@
+# y = x W^T with int8 activations: integer dot products inside a scale group, which are exact in any order, then one chain of
+# float additions over groups in ascending k for each output, continued from y between chunks. A row's bits depend on
+# neither row count nor tile.
+
+cdef enum:
+    INT_BLOCKS = 32         # most 32-k blocks a chunk covers
+    INT_ROWS = 256          # rows a pass over the weights covers
+
+
+cdef inline void int_tile(
+    const int mr, const int is_signed, const int groups, const int has_min, int runs, int steps, int zero,
+    const Activations* x, Py_ssize_t row, Py_ssize_t k, Py_ssize_t first_block, const Plane* w,
+    float* y, Py_ssize_t ldy, Py_ssize_t blocks, bint first,
+) noexcept nogil:
+    """mr rows x 16 outputs over `blocks` blocks of 32 k. A group of 32/groups k is `runs` runs of `steps` quads
+    (arguments, not constants: unrolled, the quad loop spills)."""
+    cdef vf acc[32]
+    cdef vi total[32]
+    cdef vi narrow[32]
+    cdef vi wv[4]
+    cdef vi xv
+    cdef vf scale, minimum
+    cdef Py_ssize_t b, nb = k // QBLOCK
+    cdef const int8_t* q
+    cdef const uint8_t* wq
+    cdef const int32_t* sums
+    cdef float d
+    cdef int i, v, g, r, s
+    for i in range(mr):
+        for v in range(MI_NV):
+            acc[i * MI_NV + v] = vf_zero() if first else vf_load(y + i * ldy + v * MI_VL)
+    for b in range(first_block, first_block + blocks):
+        wq = w.q + (b - first_block) * w.stride
+        q = x.q + row * k + b * QBLOCK
+        for g in range(groups):
+            sums = (x.sum16 + row * nb * 2 + b * 2 + g) if groups == 2 else (x.sum32 + row * nb + b)
+            for i in range(mr):
+                for v in range(MI_NV):
+                    total[i * MI_NV + v] = vi_set1(-zero * sums[i * nb * groups])
+            for r in range(runs):
+                if not is_signed:
+                    for i in range(mr * MI_NV):
+                        narrow[i] = vi_zero()
+                for s in range(steps):
+                    for v in range(MI_NV):
+                        wv[v] = vi_load(wq + v * MI_VL * 4)
+                    for i in range(mr):
+                        xv = vi_set1_bytes(q + i * k)
+                        for v in range(MI_NV):
+                            if is_signed:
+                                total[i * MI_NV + v] = vi_dot_s8(total[i * MI_NV + v], wv[v], xv)
+                            else:
+                                narrow[i * MI_NV + v] = vi_dot_u8(narrow[i * MI_NV + v], wv[v], xv)
+                    wq += PANEL * 4
+                    q += 4
+                if not is_signed:
+                    for i in range(mr * MI_NV):
+                        total[i] = vi_widen(total[i], narrow[i])
+            for v in range(MI_NV):
+                scale = vf_load(w.scale + ((b - first_block) * groups + g) * PANEL + v * MI_VL)
+                if has_min:
+                    minimum = vf_load(w.minimum + ((b - first_block) * groups + g) * PANEL + v * MI_VL)
+                for i in range(mr):
+                    d = x.d[(row + i) * nb + b]
+                    acc[i * MI_NV + v] = vf_fma(scale, vf_from_int(total[i * MI_NV + v]) * vf_set1(d), acc[i * MI_NV + v])
+                    if has_min:
+                        acc[i * MI_NV + v] = vf_fma(minimum, vf_set1(d * <float>sums[i * nb * groups]), acc[i * MI_NV + v])
+    for i in range(mr):
+        for v in range(MI_NV):
+            vf_store(y + i * ldy + v * MI_VL, acc[i * MI_NV + v])
+
+
+cdef inline int int_rows() noexcept nogil:
+    """Most rows a tile takes."""
+    return 8 if MI_NV == 1 else 4
+
+
+cdef inline void int_tile_kind(
+    const int is_signed, const int groups, const int has_min, int mr, int runs, int steps, int zero,
+    const Activations* x, Py_ssize_t row, Py_ssize_t k, Py_ssize_t first_block, const Plane* w,
+    float* y, Py_ssize_t ldy, Py_ssize_t blocks, bint first,
+) noexcept nogil:
+    if mr == 1: int_tile(1, is_signed, groups, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
+    elif mr == 2: int_tile(2, is_signed, groups, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
+    elif mr == 3: int_tile(3, is_signed, groups, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
+    elif mr == 4: int_tile(4, is_signed, groups, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
+    elif MI_NV == 1:
+        if mr == 5: int_tile(5, is_signed, groups, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
+        elif mr == 6: int_tile(6, is_signed, groups, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
+        elif mr == 7: int_tile(7, is_signed, groups, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
+        else: int_tile(8, is_signed, groups, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
+
+
+cdef void int_tile_rows(
+    const PackedMatrix* w, int mr, const Activations* x, Py_ssize_t row, Py_ssize_t first_block, const Plane* plane,
+    float* y, Py_ssize_t ldy, Py_ssize_t blocks, bint first,
+) noexcept nogil:
+    cdef int runs = w.group // 4 // w.steps
+    if w.layout == LAYOUT_Q8:
+        int_tile_kind(1, 1, 0, mr, runs, w.steps, MI_SIGNED_ZERO, x, row, w.k, first_block, plane, y, ldy, blocks, first)
+    elif w.group == 16:
+        int_tile_kind(0, 2, 0, mr, runs, w.steps, w.zero, x, row, w.k, first_block, plane, y, ldy, blocks, first)
+    elif w.has_min:
+        int_tile_kind(0, 1, 1, mr, runs, w.steps, 0, x, row, w.k, first_block, plane, y, ldy, blocks, first)
+    else:
+        int_tile_kind(0, 1, 0, mr, runs, w.steps, w.zero, x, row, w.k, first_block, plane, y, ldy, blocks, first)
+
+
+cdef void matmul_i8(int th, int nth, const PackedMatrix* w, const Activations* x, float* y, Py_ssize_t ldy, Py_ssize_t m, float* scratch) noexcept nogil:
+    # scratch: byte plane of INT_BLOCKS blocks, then scales and minima
+    cdef Plane plane
+    cdef Py_ssize_t nb = w.k // QBLOCK, chunks = (nb + INT_BLOCKS - 1) // INT_BLOCKS
+    cdef Py_ssize_t s, r, rows, p, c, b, nc, t, tiles, row
+    plane.scale = scratch + INT_BLOCKS * 512 // 4
+    plane.minimum = plane.scale + INT_BLOCKS * 2 * PANEL
+    for s in range((m + INT_ROWS - 1) // INT_ROWS):
+        r = s * INT_ROWS
+        rows = min(INT_ROWS, m - r)
+        tiles = (rows + int_rows() - 1) // int_rows()
+        for p in range(share(w.n_panels, th, nth), share(w.n_panels, th + 1, nth)):
+            for c in range(chunks):
+                b = nb * c // chunks
+                nc = nb * (c + 1) // chunks - b
+                unpack_plane(w, p, b, nc, <uint8_t*>scratch, &plane)
+                for t in range(tiles):
+                    row = r + rows * t // tiles
+                    int_tile_rows(w, <int>(r + rows * (t + 1) // tiles - row), x, row, b, &plane, y + row * ldy + p * PANEL, ldy, nc, c == 0)

@@ -1,0 +1,98 @@
+# Unpacking a run of 32-k blocks of one panel into what a micro-kernel reads: a byte plane [quad][16][4] and float scales
+# [group][16]. Both matmuls and the embedding lookup go through here, whatever the layout and the row count.
+
+cdef struct Plane:
+    const uint8_t* q            # first block's bytes
+    Py_ssize_t stride           # bytes from one 32-k block to the next
+    float* scale                # [32-k blocks][32 / group][16]
+    float* minimum              # alike, where the layout has minima
+
+
+cdef inline void load_halves(const uint8_t* src, float* dst) noexcept nogil:
+    """16 IEEE halves -> floats."""
+    cdef int v
+    for v in range(MI_NV):
+        vf_store(dst + v * MI_VL, vf_load_f16(<const uint16_t*>src + v * MI_VL))
+
+
+cdef inline void unpack_nibbles(const int high_bits, const uint8_t* src, uint8_t* dst) noexcept nogil:
+    """One 32-k block of nibbles (and 2-bit plane) -> 512 bytes."""
+    cdef int p, v
+    cdef vi x, lo, hi, top
+    for p in range(4):
+        for v in range(MI_NV):
+            x = vi_load(src + (p * PANEL + v * MI_VL) * 4)
+            lo = vi_and(x, 0x0f0f0f0f)
+            hi = vi_and(vi_shr(x, 4), 0x0f0f0f0f)
+            if high_bits == 2:
+                top = vi_load(src + 256 + ((p & 1) * PANEL + v * MI_VL) * 4)
+                top = vi_shr(top, 2 * (p >> 1))
+                lo = vi_or(lo, vi_shl(vi_and(top, 0x03030303), 4))
+                hi = vi_or(hi, vi_and(top, 0x30303030))
+            vi_store(dst + (p * PANEL + v * MI_VL) * 4, lo)
+            vi_store(dst + ((p + 4) * PANEL + v * MI_VL) * 4, hi)
+
+
+cdef inline void unpack_simple(const PackedMatrix* w, const uint8_t* src, Py_ssize_t blocks, uint8_t* q, Plane* out) noexcept nogil:
+    """Blocks of 32 with their own half scales."""
+    cdef Py_ssize_t b, scales = 512 if w.layout == LAYOUT_Q8 else 256
+    if w.layout == LAYOUT_Q8:       # read in place: the plane is already bytes
+        out.q = src
+        out.stride = w.block_bytes
+    for b in range(blocks):
+        if w.layout == LAYOUT_Q4:
+            unpack_nibbles(0, src, q + b * 512)
+        load_halves(src + scales, out.scale + b * PANEL)
+        if w.has_min:
+            load_halves(src + scales + 32, out.minimum + b * PANEL)
+        src += w.block_bytes
+
+
+cdef inline void unpack_super(const PackedMatrix* w, const uint8_t* src, Py_ssize_t first, Py_ssize_t blocks, uint8_t* q, Plane* out) noexcept nogil:
+    """Blocks first.. of super-blocks of 256 with int8 sub-scales (Q6_K)."""
+    cdef Py_ssize_t b, s, g, i, groups = 32 // w.group, plane = 256 + 64 * w.high_bits
+    cdef const uint8_t* block
+    cdef const int8_t* sub
+    cdef float d[PANEL]
+    for b in range(blocks):
+        block = src + ((first + b) // 8) * w.block_bytes
+        s = (first + b) % 8
+        unpack_nibbles(2, block + s * plane, q + b * 512)
+        load_halves(block + 8 * plane + (256 // w.group) * PANEL, d)
+        sub = <const int8_t*>(block + 8 * plane + s * groups * PANEL)
+        for g in range(groups):
+            for i in range(PANEL):
+                out.scale[(b * groups + g) * PANEL + i] = d[i] * <float>sub[g * PANEL + i]
+
+
+cdef inline void unpack_plane(const PackedMatrix* w, Py_ssize_t panel, Py_ssize_t first, Py_ssize_t blocks, uint8_t* q, Plane* out) noexcept nogil:
+    """32-k blocks [first, first + blocks) of a panel; q: room for blocks * 512 bytes."""
+    cdef const uint8_t* src = w.data + panel * w.panel_bytes
+    out.q = q
+    out.stride = 512
+    if w.block == 256:
+        unpack_super(w, src, first, blocks, q, out)
+    else:
+        unpack_simple(w, src + first * w.block_bytes, blocks, q, out)
+
+
+cdef inline void dequantise(const PackedMatrix* w, const Plane* p, Py_ssize_t blocks, float* dst) noexcept nogil:
+    """Plane -> floats [k][16], as the file format defines them: scale * (q - zero) + min, each step rounded."""
+    cdef Py_ssize_t b, groups = 32 // w.group
+    cdef int k, i, value
+    cdef const uint8_t* q
+    cdef const float* scale
+    cdef const float* minimum
+    cdef float zero = <float>w.zero
+    for b in range(blocks):
+        for k in range(32):
+            q = p.q + b * p.stride + (k // 4) * PANEL * 4 + k % 4
+            scale = p.scale + (b * groups + k // w.group) * PANEL
+            for i in range(PANEL):
+                value = <int><int8_t>q[i * 4] if w.layout == LAYOUT_Q8 else <int>q[i * 4]
+                dst[k * PANEL + i] = scale[i] * (<float>value - zero)
+            if w.has_min:
+                minimum = p.minimum + (b * groups + k // w.group) * PANEL
+                for i in range(PANEL):
+                    dst[k * PANEL + i] = dst[k * PANEL + i] + minimum[i]
+        dst += 32 * PANEL

@@ -1,0 +1,39 @@
+/* A team of OpenMP threads walks through one forward pass together; this is what it meets at between operations. */
+#pragma once
+#include <sched.h>
+#include <stdatomic.h>
+#ifdef _OPENMP
+#include <omp.h>
+static inline int mi_thread_id(void) { return omp_get_thread_num(); }
+static inline int mi_team_size(void) { return omp_get_num_threads(); }
+#else
+static inline int mi_thread_id(void) { return 0; }
+static inline int mi_team_size(void) { return 1; }
+#endif
+#if defined(__x86_64__)
+#define mi_pause() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define mi_pause() __asm__ volatile("yield")
+#else
+#define mi_pause()
+#endif
+
+typedef struct {
+    _Alignas(64) atomic_int arrived;
+    _Alignas(64) atomic_int phase;
+} mi_barrier;
+
+/* Spins for some microseconds, then yields: correct, if slow, with more threads than CPUs. */
+static inline void mi_barrier_wait(mi_barrier *b, int n) {
+    if (n <= 1) return;
+    int phase = atomic_load_explicit(&b->phase, memory_order_relaxed);
+    if (atomic_fetch_add_explicit(&b->arrived, 1, memory_order_acq_rel) == n - 1) {
+        atomic_store_explicit(&b->arrived, 0, memory_order_relaxed);
+        atomic_store_explicit(&b->phase, phase + 1, memory_order_release);
+        return;
+    }
+    for (int spins = 0; atomic_load_explicit(&b->phase, memory_order_acquire) == phase; spins++) {
+        if (spins < 4096) mi_pause();
+        else sched_yield();
+    }
+}

@@ -1,0 +1,175 @@
+/* Vector types and the few primitives that the compiler's own vector code cannot express.
+ *
+ * vf and vi are GCC vector types as wide as the instruction set this file is compiled for; + - * on them work
+ * everywhere. Bodies with intrinsics exist only for half conversion, fused multiply-add and int8 dot products; each has
+ * a portable body beside it that gives the same result. The file is built with -ffp-contract=off: a multiply and an add
+ * fuse where vf_fma or mi_fma says so, and nowhere else.
+ */
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define MI_VL 16
+#elif defined(__AVX2__)
+#define MI_VL 8
+#else
+#define MI_VL 4 /* SSE2, SSE4.2, NEON and anything else */
+#endif
+#define MI_NV (16 / MI_VL) /* vectors in a 16-lane panel row */
+
+/* Cython's "cdef inline" is a hint; the kernels rely on it to specialise on constant arguments. */
+#undef CYTHON_INLINE
+#define CYTHON_INLINE inline __attribute__((always_inline))
+#define MI_INLINE static inline __attribute__((always_inline))
+
+typedef float vf __attribute__((vector_size(4 * MI_VL), may_alias));
+typedef float vf_unaligned __attribute__((vector_size(4 * MI_VL), aligned(4), may_alias));
+typedef int32_t vi __attribute__((vector_size(4 * MI_VL), may_alias));
+typedef int32_t vi_unaligned __attribute__((vector_size(4 * MI_VL), aligned(1), may_alias));
+typedef int16_t vi16 __attribute__((vector_size(4 * MI_VL), may_alias));
+typedef int8_t vi8 __attribute__((vector_size(4 * MI_VL), may_alias));
+typedef uint8_t vu8 __attribute__((vector_size(4 * MI_VL), may_alias));
+
+#define mi_prefetch(p) __builtin_prefetch((p), 0, 3)
+
+MI_INLINE vf vf_load(const float *p) { return *(const vf_unaligned *)p; }
+MI_INLINE void vf_store(float *p, vf v) { *(vf_unaligned *)p = v; }
+MI_INLINE vf vf_set1(float x) { return x - (vf){0}; }
+MI_INLINE vf vf_zero(void) { return (vf){0}; }
+MI_INLINE vi vi_load(const void *p) { return *(const vi_unaligned *)p; }
+MI_INLINE void vi_store(void *p, vi v) { *(vi_unaligned *)p = v; }
+MI_INLINE vi vi_zero(void) { return (vi){0}; }
+MI_INLINE vi vi_set1(int32_t x) { return x - (vi){0}; }
+MI_INLINE vi vi_set1_bytes(const void *p) { int32_t x; memcpy(&x, p, 4); return vi_set1(x); }
+MI_INLINE vi vi_and(vi x, int32_t mask) { return x & mask; }
+MI_INLINE vi vi_or(vi a, vi b) { return a | b; }
+MI_INLINE vi vi_shr(vi x, int n) { return x >> n; }
+MI_INLINE vi vi_shl(vi x, int n) { return (vi)((vi)x << n); }
+MI_INLINE vf vf_from_int(vi x) { return __builtin_convertvector(x, vf); }
+
+MI_INLINE float mi_fma(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+MI_INLINE vf vf_fma(vf a, vf b, vf c) {
+#if MI_VL == 16
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) && MI_VL == 8
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__ARM_FEATURE_FMA)
+    vf r;
+    for (int i = 0; i < MI_VL; i++) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return r;
+#else
+    return a * b + c;
+#endif
+}
+
+MI_INLINE float mi_bits_to_float(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
+MI_INLINE uint32_t mi_float_to_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
+
+/* IEEE half -> float, exact for every input. */
+MI_INLINE float mi_f16_to_f32(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = h & 0x7fffu;
+    if (rest >= 0x7c00u) return mi_bits_to_float(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
+    float magnitude = mi_bits_to_float(rest << 13) * 5.192296858534828e+33f; /* 2^112: moves the exponent bias */
+    return mi_bits_to_float(sign | mi_float_to_bits(magnitude));
+}
+
+/* float -> IEEE half, to nearest, ties to even; overflow gives infinity, NaN stays NaN. */
+MI_INLINE uint16_t mi_f32_to_f16(float f) {
+#if defined(__F16C__)
+    return (uint16_t)_cvtss_sh(f, 0);
+#else
+    uint32_t u = mi_float_to_bits(f), sign = u >> 16 & 0x8000u, a = u & 0x7fffffffu;
+    if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+    if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);
+    if (a < 0x38800000u) { /* subnormal half: let float addition do the rounding */
+        float g = mi_bits_to_float(a) + 0.5f;
+        return (uint16_t)(sign | (mi_float_to_bits(g) - 0x3f000000u));
+    }
+    return (uint16_t)(sign | ((a - 0x38000000u + 0xfffu + (a >> 13 & 1u)) >> 13));
+#endif
+}
+
+MI_INLINE vf vf_load_f16(const uint16_t *p) {
+#if MI_VL == 16
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif defined(__F16C__) && MI_VL == 8
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#else
+    vf r;
+    for (int i = 0; i < MI_VL; i++) r[i] = mi_f16_to_f32(p[i]);
+    return r;
+#endif
+}
+
+/* --- int8 dot products of four neighbouring bytes into each 32-bit lane, exact ---------------------------------
+ * Unsigned weights below 64 go through a narrow accumulator: int16 lanes without VNNI. A step adds at most
+ * 2 * max * 127 to a lane, so with weights up to 15 / 31 / 63 a caller may take 8 / 4 / 2 steps before it widens. */
+MI_INLINE vi vi_dot_u8(vi narrow, vi w, vi a) {
+#if MI_VL == 16 && defined(__AVX512VNNI__)
+    return (vi)_mm512_dpbusd_epi32((__m512i)narrow, (__m512i)w, (__m512i)a);
+#elif MI_VL == 16
+    return (vi)((vi16)narrow + (vi16)_mm512_maddubs_epi16((__m512i)w, (__m512i)a));
+#elif defined(__AVX2__)
+    return (vi)((vi16)narrow + (vi16)_mm256_maddubs_epi16((__m256i)w, (__m256i)a));
+#elif defined(__SSSE3__)
+    return (vi)((vi16)narrow + (vi16)_mm_maddubs_epi16((__m128i)w, (__m128i)a));
+#else
+    for (int i = 0; i < MI_VL; i++)
+        for (int j = 0; j < 4; j++) narrow[i] += (int32_t)((vu8)w)[4 * i + j] * ((vi8)a)[4 * i + j];
+    return narrow;
+#endif
+}
+
+/* sum + the narrow accumulator of vi_dot_u8 */
+MI_INLINE vi vi_widen(vi sum, vi narrow) {
+#if MI_VL == 16 && defined(__AVX512VNNI__)
+    return sum + narrow;
+#elif MI_VL == 16
+    return sum + (vi)_mm512_madd_epi16((__m512i)narrow, _mm512_set1_epi16(1));
+#elif defined(__AVX2__)
+    return sum + (vi)_mm256_madd_epi16((__m256i)narrow, _mm256_set1_epi16(1));
+#elif defined(__SSSE3__)
+    return sum + (vi)_mm_madd_epi16((__m128i)narrow, _mm_set1_epi16(1));
+#else
+    return sum + narrow;
+#endif
+}
+
+/* Signed weights (all 8 bits used). With VNNI the weight's top bit is flipped, which makes it unsigned and 128 too
+ * large: MI_SIGNED_ZERO is what a caller must take off again, times the sum of a. Activations lie in [-127, 127]. */
+#if MI_VL == 16 && defined(__AVX512VNNI__)
+#define MI_SIGNED_ZERO 128
+#else
+#define MI_SIGNED_ZERO 0
+#endif
+MI_INLINE vi vi_dot_s8(vi sum, vi w, vi a) {
+#if MI_VL == 16 && defined(__AVX512VNNI__)
+    return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)(w ^ (int32_t)0x80808080), (__m512i)a);
+#elif MI_VL == 16
+    __m512i minus_a = _mm512_mask_sub_epi8((__m512i)a, _mm512_movepi8_mask((__m512i)w), _mm512_setzero_si512(), (__m512i)a);
+    __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8((__m512i)w), minus_a);
+    return sum + (vi)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#elif defined(__AVX2__)
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)w), _mm256_sign_epi8((__m256i)a, (__m256i)w));
+    return sum + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#elif defined(__SSSE3__)
+    __m128i pairs = _mm_maddubs_epi16(_mm_abs_epi8((__m128i)w), _mm_sign_epi8((__m128i)a, (__m128i)w));
+    return sum + (vi)_mm_madd_epi16(pairs, _mm_set1_epi16(1));
+#else
+    for (int i = 0; i < MI_VL; i++)
+        for (int j = 0; j < 4; j++) sum[i] += (int32_t)((vi8)w)[4 * i + j] * ((vi8)a)[4 * i + j];
+    return sum;
+#endif
+}

@@ -1,0 +1,238 @@
+"""Shape-checked Python wrappers over the active kernels, for tests and benchmarks. The engine never calls these."""
+
+from cython.parallel cimport prange
+from libc.stdint cimport int8_t, int32_t
+
+import numpy as np
+
+from miro_cy._kernels.abi cimport (
+    KV_F16, KV_F32, PANEL, QBLOCK, Activations, AttentionParams, BatchRows, Candidate, KernelTable, KVCache,
+    attention_scratch_floats, matmul_scratch_floats,
+)
+from miro_cy._kernels.select cimport kernels
+from miro_cy._kernels.weights cimport PackedWeights
+from miro_cy.batch cimport BatchView
+
+
+cdef void bind_rows(BatchView view, BatchRows* rows):
+    rows.n_rows = view.n_rows
+    rows.n_tokens = view.n_tokens
+    rows.slot = &view.slot[0]
+    rows.first_pos = &view.first_pos[0]
+    rows.n_tok = &view.n_tok[0]
+    rows.offset = &view.offset[0]
+    rows.table = &view.tables[0, 0, 0]
+    rows.table_stride = view.tables.shape[2]
+
+
+def quantise(const float[:, ::1] x not None, int threads=1):
+    """x [m, k], k a multiple of 32 -> (q int8 [m, k], d [m, k/32], sum32 [m, k/32], sum16 [m, k/16])."""
+    cdef Py_ssize_t m = x.shape[0], k = x.shape[1]
+    if m < 1 or k < 1 or k % QBLOCK:
+        raise ValueError(f"cannot quantise rows of {k}")
+    q, d = np.empty((m, k), np.int8), np.empty((m, k // 32), np.float32)
+    sum32, sum16 = np.empty((m, k // 32), np.int32), np.empty((m, k // 16), np.int32)
+    cdef int8_t[:, ::1] q_ = q
+    cdef float[:, ::1] d_ = d
+    cdef int32_t[:, ::1] sum32_ = sum32
+    cdef int32_t[:, ::1] sum16_ = sum16
+    cdef Activations a
+    a.q, a.d, a.sum32, a.sum16 = &q_[0, 0], &d_[0, 0], &sum32_[0, 0], &sum16_[0, 0]
+    cdef const KernelTable* table = kernels()
+    cdef int th
+    for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
+        table.quantise(th, threads, &x[0, 0], k, m, k, &a)
+    return q, d, sum32, sum16
+
+
+def matmul(PackedWeights w not None, const float[:, ::1] x not None, bint fast, int threads=1):
+    """x [m, k] -> y [m, n]; fast: int8 activations (quantised layouts only)."""
+    cdef Py_ssize_t m = x.shape[0], k = x.shape[1], ldy = w.matrix.n_panels * PANEL
+    if m < 1 or k != w.matrix.k or (fast and w.is_float):
+        raise ValueError(f"cannot multiply {w.kind} {w.shape} by rows of {k}")
+    y = np.empty((m, ldy), np.float32)
+    cdef float[:, ::1] y_ = y
+    cdef float[:, ::1] scratch = np.empty((threads, matmul_scratch_floats()), np.float32)
+    cdef Activations a
+    cdef int8_t[:, ::1] q
+    cdef float[:, ::1] d
+    cdef int32_t[:, ::1] sum32, sum16
+    cdef const KernelTable* table = kernels()
+    cdef int th
+    if fast:
+        q, d, sum32, sum16 = quantise(x, threads)
+        a.q, a.d, a.sum32, a.sum16 = &q[0, 0], &d[0, 0], &sum32[0, 0], &sum16[0, 0]
+    for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
+        if fast:
+            table.matmul_i8(th, threads, &w.matrix, &a, &y_[0, 0], ldy, m, &scratch[th, 0])
+        else:
+            table.matmul_f32(th, threads, &w.matrix, &x[0, 0], k, &y_[0, 0], ldy, m, &scratch[th, 0])
+    return y[:, :w.matrix.n]
+
+
+def embed(PackedWeights w not None, const int32_t[::1] ids not None, int threads=1):
+    """Rows of W by id -> float32 [len(ids), k]."""
+    cdef Py_ssize_t m = ids.shape[0]
+    if m < 1 or min(ids) < 0 or max(ids) >= w.matrix.n:
+        raise ValueError("row id out of range")
+    x = np.empty((m, w.matrix.k), np.float32)
+    cdef float[:, ::1] x_ = x
+    cdef float[:, ::1] scratch = np.empty((threads, matmul_scratch_floats()), np.float32)
+    cdef const KernelTable* table = kernels()
+    cdef int th
+    for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
+        table.embed(th, threads, &w.matrix, &ids[0], m, &x_[0, 0], w.matrix.k, &scratch[th, 0])
+    return x
+
+
+def add_rmsnorm(float[:, ::1] x not None, const float[::1] weight not None, float eps, delta=None, bias=None, int threads=1):
+    """x [m, k] += delta + bias, in place; returns x / rms(x) * weight."""
+    cdef Py_ssize_t m = x.shape[0], k = x.shape[1]
+    if m < 1 or k != weight.shape[0]:
+        raise ValueError("shapes differ")
+    cdef const float[:, ::1] delta_
+    cdef const float[::1] bias_
+    cdef const float* dp = NULL
+    cdef const float* bp = NULL
+    if delta is not None:
+        delta_ = delta
+        dp = &delta_[0, 0]
+    if bias is not None:
+        bias_ = bias
+        bp = &bias_[0]
+    y = np.empty((m, k), np.float32)
+    cdef float[:, ::1] y_ = y
+    cdef const KernelTable* table = kernels()
+    cdef int th
+    for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
+        table.add_rmsnorm(th, threads, &x[0, 0], dp, k, bp, &weight[0], &y_[0, 0], m, k, eps)
+    return y
+
+
+def swiglu(const float[:, ::1] gate not None, const float[:, ::1] up not None, gate_bias=None, up_bias=None, int threads=1):
+    """silu(gate + gate_bias) * (up + up_bias), all [m, k]; both biases or none."""
+    cdef Py_ssize_t m = gate.shape[0], k = gate.shape[1]
+    if m < 1 or up.shape[0] != m or up.shape[1] != k:
+        raise ValueError("shapes differ")
+    cdef const float[::1] gb, ub
+    cdef const float* gp = NULL
+    cdef const float* upp = NULL
+    if gate_bias is not None:
+        gb, ub = gate_bias, up_bias
+        gp, upp = &gb[0], &ub[0]
+    y = np.empty((m, k), np.float32)
+    cdef float[:, ::1] y_ = y
+    cdef const KernelTable* table = kernels()
+    cdef int th
+    for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
+        table.swiglu(th, threads, &gate[0, 0], &up[0, 0], k, gp, upp, &y_[0, 0], k, m, k)
+    return y
+
+
+def rope(BatchView view not None, float[:, :, ::1] x not None, const float[:, ::1] cos not None, const float[:, ::1] sin not None, bias=None, int threads=1):
+    """Rotate x [tokens, heads, head_dim] in place by the rows' positions; cos, sin [positions, rope_dim / 2]."""
+    cdef const float[::1] bias_
+    cdef const float* bp = NULL
+    if bias is not None:
+        bias_ = bias
+        bp = &bias_[0]
+    if x.shape[0] != view.n_tokens or 2 * cos.shape[1] > x.shape[2]:
+        raise ValueError("shapes differ")
+    cdef BatchRows rows
+    bind_rows(view, &rows)
+    cdef const KernelTable* table = kernels()
+    cdef int th
+    for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
+        table.rope(th, threads, &rows, &x[0, 0, 0], x.shape[1] * x.shape[2], <int>x.shape[1], <int>x.shape[2], 2 * <int>cos.shape[1], &cos[0, 0], &sin[0, 0], bp)
+
+
+cdef class KVStore:
+    """One layer's paged cache, all NaN at first so that a stale read shows."""
+    cdef KVCache kv
+    cdef readonly object k
+    cdef readonly object v
+
+    def __init__(self, int blocks, int n_kv_heads, int head_dim, int block_size, str dtype="fp32"):
+        cdef int v_dim = (head_dim + 15) // 16 * 16
+        kind = np.float16 if dtype == "fp16" else np.float32
+        self.k = np.full((blocks, n_kv_heads, head_dim, block_size), np.nan, kind)
+        self.v = np.full((blocks, n_kv_heads, block_size, v_dim), np.nan, kind)
+        self.kv.k = <void*><Py_ssize_t>self.k.ctypes.data
+        self.kv.v = <void*><Py_ssize_t>self.v.ctypes.data
+        self.kv.dtype = KV_F16 if dtype == "fp16" else KV_F32
+        self.kv.n_kv_heads = n_kv_heads
+        self.kv.head_dim = head_dim
+        self.kv.v_dim = v_dim
+        self.kv.block_size = block_size
+        self.kv.k_block = n_kv_heads * head_dim * block_size
+        self.kv.v_block = n_kv_heads * v_dim * block_size
+
+    def write(self, BatchView view not None, const float[:, :, ::1] k not None, const float[:, :, ::1] v not None, int threads=1):
+        """Store k, v [tokens, kv_heads, head_dim] at the rows' positions."""
+        if k.shape[0] != view.n_tokens or k.shape[1] != self.kv.n_kv_heads or k.shape[2] != self.kv.head_dim:
+            raise ValueError("shapes differ")
+        cdef BatchRows rows
+        bind_rows(view, &rows)
+        cdef Py_ssize_t ld = k.shape[1] * k.shape[2]
+        cdef const KernelTable* table = kernels()
+        cdef int th
+        for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
+            table.kv_write(th, threads, &rows, &self.kv, &k[0, 0, 0], ld, &v[0, 0, 0], ld, NULL)
+
+    def attend(self, BatchView view not None, const float[:, :, ::1] q not None, float scale, float soft_cap=0, int window=0, int threads=1):
+        """q [tokens, heads, head_dim] -> attention output of the same shape."""
+        if q.shape[0] != view.n_tokens or q.shape[1] % self.kv.n_kv_heads or q.shape[2] != self.kv.head_dim:
+            raise ValueError("shapes differ")
+        out = np.empty((q.shape[0], q.shape[1], q.shape[2]), np.float32)
+        cdef float[:, :, ::1] out_ = out
+        cdef float[:, ::1] scratch = np.empty((threads, attention_scratch_floats(self.kv.head_dim)), np.float32)
+        cdef BatchRows rows
+        bind_rows(view, &rows)
+        cdef AttentionParams p
+        p.n_heads, p.scale, p.soft_cap, p.window = <int>q.shape[1], scale, soft_cap, window
+        cdef Py_ssize_t ld = q.shape[1] * q.shape[2]
+        cdef const KernelTable* table = kernels()
+        cdef int th
+        for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
+            table.attention(th, threads, &rows, &self.kv, &p, &q[0, 0, 0], ld, &out_[0, 0, 0], ld, &scratch[th, 0])
+        return out
+
+
+def argmax(const float[::1] x not None):
+    """Index of the largest, lowest on ties; -1 when a value is NaN or +inf, or all are -inf."""
+    return kernels().argmax(&x[0], x.shape[0])
+
+
+def logsumexp(const float[::1] x not None, float inv_temperature=1.0):
+    return kernels().logsumexp(&x[0], x.shape[0], inv_temperature)
+
+
+def log_softmax(const float[::1] x not None):
+    y = np.empty(x.shape[0], np.float32)
+    cdef float[::1] y_ = y
+    kernels().log_softmax(&x[0], x.shape[0], &y_[0])
+    return y
+
+
+def top_k(const float[::1] x not None, Py_ssize_t k):
+    """The k largest as [(id, value)], best first, lowest id first on ties."""
+    if not 1 <= k <= x.shape[0]:
+        raise ValueError("k out of range")
+    out = np.empty(k, [("value", np.float32), ("id", np.int32)])
+    kernels().top_k(&x[0], x.shape[0], <Candidate*><Py_ssize_t>out.ctypes.data, k)
+    return [(int(i), float(v)) for v, i in out]
+
+
+def draw(const float[::1] x not None, float inv_temperature, double u):
+    """The token at which the cumulative softmax(x * inv_temperature) reaches u."""
+    cdef float lse = kernels().logsumexp(&x[0], x.shape[0], inv_temperature)
+    return kernels().draw(&x[0], x.shape[0], inv_temperature, lse, u)
+
+
+def exp(const float[::1] x not None):
+    y = np.empty(x.shape[0], np.float32)
+    cdef float[::1] y_ = y
+    cdef Py_ssize_t i
+    for i in range(x.shape[0]):
+        y_[i] = kernels().exp(x[i])
+    return y

@@ -1,0 +1,180 @@
+"""The NumPy twin of every kernel: what each one means, in the plainest form. Slow on purpose, float64 inside.
+
+Tests compare every instruction-set build with these. Shapes: m rows, k inputs, n outputs, d head dimension.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+MASK32 = 0xFFFFFFFF
+
+
+def _halves(raw: Bytes) -> F32:
+    return np.ascontiguousarray(raw).view(np.float16).astype(np.float32)
+
+
+def _dequantise_q8_0(blocks: Bytes) -> F32:
+    # d f16 | q int8[32]
+    return _halves(blocks[:, :2]) * blocks[:, 2:].view(np.int8).astype(np.float32)
+
+
+def _nibbles(raw: Bytes) -> F32:
+    return np.concatenate([raw & 15, raw >> 4], axis=1).astype(np.float32)
+
+
+def _dequantise_q4_0(blocks: Bytes) -> F32:
+    # d f16 | 16 bytes: low nibbles are elements 0-15, high nibbles 16-31
+    return _halves(blocks[:, :2]) * (_nibbles(blocks[:, 2:]) - np.float32(8))
+
+
+def _dequantise_q4_1(blocks: Bytes) -> F32:
+    # d f16 | m f16 | nibbles as in Q4_0
+    return _halves(blocks[:, :2]) * _nibbles(blocks[:, 4:]) + _halves(blocks[:, 2:4])
+
+
+def _dequantise_q6_k(blocks: Bytes) -> F32:
+    # ql[128] | qh[64] | scales int8[16] | d f16, in two halves of 128 elements
+    low = blocks[:, :128].reshape(-1, 2, 64)
+    high = blocks[:, 128:192].reshape(-1, 2, 32)
+    parts = [
+        (low[..., :32] & 15) | ((high & 3) << 4),
+        (low[..., 32:] & 15) | ((high >> 2 & 3) << 4),
+        (low[..., :32] >> 4) | ((high >> 4 & 3) << 4),
+        (low[..., 32:] >> 4) | ((high >> 6) << 4),
+    ]
+    q = np.stack(parts, axis=2).reshape(-1, 256).astype(np.float32) - np.float32(32)
+    scales = _halves(blocks[:, 208:210]) * blocks[:, 192:208].view(np.int8).astype(np.float32)
+    return np.repeat(scales, 16, axis=1) * q
+
+
+_QUANTISED = {
+    "Q8_0": (34, _dequantise_q8_0),
+    "Q4_0": (18, _dequantise_q4_0),
+    "Q4_1": (20, _dequantise_q4_1),
+    "Q6_K": (210, _dequantise_q6_k),
+}
+
+
+def dequantise(raw: Bytes, kind: str, n: int, k: int) -> F32:
+    """The matrix [n, k] that a file's bytes stand for, as the format's own definition computes it in float32."""
+    if kind == "F32":
+        return raw.view(np.float32).reshape(n, k)
+    if kind == "F16":
+        return raw.view(np.float16).reshape(n, k).astype(np.float32)
+    size, decode = _QUANTISED[kind]
+    return decode(raw.reshape(-1, size)).reshape(n, k)
+
+
+def quantise(x: F32) -> tuple[NDArray[np.int8], F32]:
+    """Rows [m, k] -> int8 [m, k] and scales [m, k/32]: d = max|x| / 127, q = round(x / d), ties to even."""
+    blocks = x.reshape(x.shape[0], -1, 32)
+    big = np.abs(blocks).max(axis=2)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.where(big > 1e-30, np.float32(127) / big, np.float32(0)).astype(np.float32)
+    q = np.rint(blocks * inverse[..., None].astype(np.float64)).clip(-127, 127).astype(np.int8)
+    return q.reshape(x.shape), np.where(big > 1e-30, big / np.float32(127), 0).astype(np.float32)
+
+
+def matmul(x: F32, w: F32) -> NDArray[np.float64]:
+    """x [m, k], w [n, k] -> x w^T [m, n]."""
+    return x.astype(np.float64) @ w.astype(np.float64).T
+
+
+def matmul_fast(x: F32, w: F32) -> NDArray[np.float64]:
+    """The same with activations rounded to int8."""
+    q, d = quantise(x)
+    rounded = q.reshape(*d.shape, 32).astype(np.float64) * d[..., None]
+    return rounded.reshape(x.shape) @ w.astype(np.float64).T
+
+
+def rmsnorm(x: F32, weight: F32, eps: float) -> NDArray[np.float64]:
+    x64 = x.astype(np.float64)
+    return x64 / np.sqrt((x64**2).mean(axis=1, keepdims=True) + eps) * weight
+
+
+def swiglu(gate: F32, up: F32) -> NDArray[np.float64]:
+    g = gate.astype(np.float64)
+    return g / (1 + np.exp(-g)) * up
+
+
+def rope(x: F32, positions: NDArray[np.int32], cos: F32, sin: F32) -> NDArray[np.float64]:
+    """x [tokens, heads, d]: neighbouring pairs of the first 2 * cos.shape[1] dimensions rotate."""
+    out = x.astype(np.float64).copy()
+    half = cos.shape[1]
+    c, s = cos[positions][:, None, :].astype(np.float64), sin[positions][:, None, :].astype(np.float64)
+    a, b = out[..., 0 : 2 * half : 2].copy(), out[..., 1 : 2 * half : 2].copy()
+    out[..., 0 : 2 * half : 2] = a * c - b * s
+    out[..., 1 : 2 * half : 2] = b * c + a * s
+    return out
+
+
+def attention(
+    q: F32, k: F32, v: F32, first: int, scale: float, soft_cap: float = 0.0, window: int = 0
+) -> NDArray[np.float64]:
+    """q [t, heads, d] at positions first..., k, v [first + t, kv_heads, d] -> [t, heads, d], scores materialised."""
+    group = q.shape[1] // k.shape[1]
+    keys = np.repeat(k.astype(np.float64), group, axis=1)
+    values = np.repeat(v.astype(np.float64), group, axis=1)
+    scores = np.einsum("thd,shd->hts", q.astype(np.float64) * scale, keys)
+    if soft_cap > 0:
+        scores = soft_cap * np.tanh(scores / soft_cap)
+    rows = first + np.arange(q.shape[0])[:, None]
+    columns = np.arange(k.shape[0])[None, :]
+    visible = columns <= rows
+    if window > 0:
+        visible &= columns > rows - window
+    scores = np.where(visible, scores, -np.inf)
+    p = np.exp(scores - scores.max(axis=2, keepdims=True))
+    p /= p.sum(axis=2, keepdims=True)
+    return np.einsum("hts,shd->thd", p, values)
+
+
+def log_softmax(x: F32) -> NDArray[np.float64]:
+    x64 = x.astype(np.float64)
+    top = x64.max()
+    return x64 - (top + np.log(np.exp(x64 - top).sum()))
+
+
+def top_k(x: F32, k: int) -> list[int]:
+    """Ids of the k largest, best first, lowest id first on ties."""
+    return np.lexsort((np.arange(x.shape[0]), -x))[:k].tolist()
+
+
+def draw(x: F32, inv_temperature: float, u: float) -> int:
+    """First id at which the cumulative softmax(x * inv_temperature) reaches u."""
+    p = np.exp(log_softmax(x * np.float32(inv_temperature)))
+    return int(min(np.searchsorted(np.cumsum(p), u), x.shape[0] - 1))
+
+
+def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """Philox4x32-10: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"."""
+    k0, k1 = key
+    c0, c1, c2, c3 = counter
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & MASK32, (p0 >> 32) ^ c3 ^ k1, p0 & MASK32
+        k0, k1 = (k0 + 0x9E3779B9) & MASK32, (k1 + 0xBB67AE85) & MASK32
+    return c0, c1, c2, c3
+
+
+def random_raw(rng: Any, kind: str, n: int, k: int) -> Bytes:
+    """Bytes of a random matrix of a kind, with scales in a sensible range (tests and benchmarks)."""
+    if kind == "F32":
+        return rng.standard_normal((n, k)).astype(np.float32).view(np.uint8).reshape(-1)
+    if kind == "F16":
+        return rng.standard_normal((n, k)).astype(np.float16).view(np.uint8).reshape(-1)
+    size, _ = _QUANTISED[kind]
+    count = n * k // (256 if kind == "Q6_K" else 32)
+    blocks = rng.integers(0, 256, (count, size), dtype=np.uint8)
+    at = {"Q6_K": (208,), "Q4_1": (0, 2)}.get(kind, (0,))
+    for offset in at:
+        scale = rng.uniform(-0.02, 0.02, count).astype(np.float16)
+        blocks[:, offset : offset + 2] = scale.view(np.uint8).reshape(count, 2)
+    return blocks.reshape(-1)

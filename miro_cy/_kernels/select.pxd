@@ -1,0 +1,4 @@
+from miro_cy._kernels.abi cimport KernelTable
+
+
+cdef const KernelTable* kernels() noexcept

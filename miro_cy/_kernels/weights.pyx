@@ -1,0 +1,85 @@
+"""Weight matrices in the kernels' layouts (abi.pxd), packed once from the bytes of a model file."""
+
+from cython.parallel cimport prange
+from libc.stdint cimport uint8_t, uintptr_t
+from libc.string cimport memset
+
+import numpy as np
+
+from miro_cy._kernels.abi cimport LAYOUT_F16, LAYOUT_F32, LAYOUT_Q4, LAYOUT_Q8, PANEL, KernelTable
+from miro_cy._kernels.select cimport kernels
+
+#: kind -> (layout, group, block, high bits, zero, has minima, steps, packed bytes a block of 16 rows,
+#:          file elements a block, file bytes a block)
+FORMATS = {
+    "F32": (LAYOUT_F32, 1, 1, 0, 0, 0, 0, 64, 1, 4),
+    "F16": (LAYOUT_F16, 1, 1, 0, 0, 0, 0, 32, 1, 2),
+    "Q8_0": (LAYOUT_Q8, 32, 32, 0, 0, 0, 8, 544, 32, 34),
+    "Q4_0": (LAYOUT_Q4, 32, 32, 0, 8, 0, 8, 288, 32, 18),
+    "Q4_1": (LAYOUT_Q4, 32, 32, 0, 0, 1, 8, 320, 32, 20),
+    "Q6_K": (LAYOUT_Q4, 16, 256, 2, 32, 0, 2, 3360, 256, 210),
+}
+
+
+cdef class PackedWeights:
+    """W [n, k] for y = x W^T.
+
+    raw: uint8, the n rows as the model file stores them; kind: a key of FORMATS.
+    Raises ValueError when the sizes do not match (callers check files before they come here).
+    """
+
+    def __cinit__(self, const uint8_t[::1] raw not None, str kind not None, Py_ssize_t n, Py_ssize_t k, int threads=1):
+        if kind not in FORMATS:
+            raise ValueError(f"no packed layout for {kind}")
+        layout, group, block, high_bits, zero, has_min, steps, block_bytes, file_block, file_bytes = FORMATS[kind]
+        if n < 1 or k < 1 or k % file_block or raw.shape[0] != n * (k // file_block) * file_bytes:
+            raise ValueError(f"{kind} matrix of {n} x {k} cannot have {raw.shape[0]} bytes")
+        self.kind = kind
+        self.matrix.layout = layout
+        self.matrix.group = group
+        self.matrix.block = block
+        self.matrix.high_bits = high_bits
+        self.matrix.zero = zero
+        self.matrix.has_min = has_min
+        self.matrix.steps = steps
+        self.matrix.n = n
+        self.matrix.k = k
+        self.matrix.n_panels = (n + PANEL - 1) // PANEL
+        self.matrix.block_bytes = block_bytes
+        self.matrix.panel_bytes = k // block * block_bytes
+        self.buffer = np.empty(self.matrix.n_panels * self.matrix.panel_bytes + 64, np.uint8)
+        cdef uint8_t[::1] view = self.buffer
+        cdef uint8_t* data = <uint8_t*>((<uintptr_t>&view[0] + 63) & ~<uintptr_t>63)
+        self.matrix.data = data
+        self.fill(data, &raw[0], k // file_block * file_bytes, threads)
+
+    cdef fill(self, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, int threads):
+        cdef const KernelTable* table = kernels()
+        cdef PackedMatrix* w = &self.matrix
+        cdef int kind = list(FORMATS).index(self.kind)
+        cdef Py_ssize_t p
+        for p in prange(w.n_panels, nogil=True, num_threads=threads, schedule="static"):
+            if kind == 0:
+                table.pack_f32(w, dst, src, row_bytes, p, p + 1)
+            elif kind == 1:
+                table.pack_f16(w, dst, src, row_bytes, p, p + 1)
+            elif kind == 2:
+                table.pack_q8_0(w, dst, src, row_bytes, p, p + 1)
+            elif kind == 5:
+                table.pack_q6_k(w, dst, src, row_bytes, p, p + 1)
+            else:
+                table.pack_q4(w, dst, src, row_bytes, p, p + 1)
+
+    @property
+    def shape(self):
+        return (self.matrix.n, self.matrix.k)
+
+    @property
+    def nbytes(self):
+        """Bytes of the packed form."""
+        return self.matrix.n_panels * self.matrix.panel_bytes
+
+    @property
+    def is_float(self):
+        """True for F32 and F16, which are never multiplied in integers."""
+        return self.matrix.layout in (LAYOUT_F32, LAYOUT_F16)

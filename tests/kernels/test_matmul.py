@@ -1,0 +1,103 @@
+"""Matmul over packed weights: against NumPy, and the same bits for a row whatever shares the call."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from miro_cy._kernels import ops, reference
+from miro_cy._kernels.weights import FORMATS, PackedWeights
+
+QUANTISED = ["Q8_0", "Q4_0", "Q4_1", "Q6_K"]
+MODES = [(kind, False) for kind in FORMATS] + [(kind, True) for kind in QUANTISED]
+
+
+def make(rng, kind, n, k):
+    raw = reference.random_raw(rng, kind, n, k)
+    return PackedWeights(raw, kind, n, k, 2), reference.dequantise(raw, kind, n, k)
+
+
+def step(kind):
+    return FORMATS[kind][8]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_weight_survives_packing_bit_for_bit(rng, kind):
+    for n, blocks in ((1, 1), (16, 2), (37, 3)):
+        packed, w = make(rng, kind, n, blocks * max(step(kind), 24))
+        rows = rng.permutation(n).astype(np.int32)
+        np.testing.assert_array_equal(ops.embed(packed, rows, threads=2), w[rows])
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+@pytest.mark.parametrize(("kind", "fast"), MODES)
+def test_matmul_equals_reference(isa, kind, fast, data):
+    m = data.draw(st.integers(1, 20), label="m")
+    n = data.draw(st.integers(1, 100), label="n")
+    blocks = data.draw(st.integers(1, 3 if kind == "Q6_K" else 40), label="k blocks")
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32), label="seed"))
+    k = blocks * step(kind)
+    packed, w = make(rng, kind, n, k)
+    x = rng.standard_normal((m, k)).astype(np.float32)
+    want = reference.matmul_fast(x, w) if fast else reference.matmul(x, w)
+    size = np.abs(x).astype(np.float64) @ np.abs(w).astype(np.float64).T
+    error = np.abs(ops.matmul(packed, x, fast, threads=2) - want)
+    assert (error <= 3e-6 * size + 1e-6).all()
+
+
+@pytest.mark.parametrize(("kind", "fast"), MODES)
+def test_batch_invariance_of_matmul(rng, kind, fast):
+    """A row's bits depend on neither the number of rows (1 to 70) nor the threads, at odd n and k."""
+    for n, k in ((77, 256), (35, 1280), (21, 333 if step(kind) == 1 else 768)):
+        packed, _ = make(rng, kind, n, k)
+        x = rng.standard_normal((300, k)).astype(np.float32)
+        want = ops.matmul(packed, x, fast)
+        for m in [*range(1, 71), 96, 97, 200, 257]:
+            got = ops.matmul(packed, x[:m], fast, threads=1 + m % 3)
+            np.testing.assert_array_equal(got, want[:m])
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_a_non_finite_activation_reaches_every_output(rng, kind):
+    packed, _ = make(rng, kind, 20, 256)
+    for bad in (np.nan, np.inf, -np.inf):
+        x = np.zeros((2, 256), np.float32)
+        x[1, 3] = bad
+        y = ops.matmul(packed, x, True)
+        assert np.isfinite(y[0]).all()
+        assert not np.isfinite(y[1]).any()
+
+
+def test_saturation_is_impossible(rng):
+    """Extreme bytes against extreme activations: the int8 paths must not wrap (u8 x s8 pairs saturate int16 when they can)."""
+    for kind in QUANTISED:
+        packed_raw = reference.random_raw(rng, kind, 16, 256)
+        packed_raw.reshape(-1, {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "Q6_K": 210}[kind])[:, 4:128] = 255
+        if kind == "Q8_0":
+            packed_raw.reshape(-1, 34)[:, 2:] = 128
+        packed = PackedWeights(packed_raw, kind, 16, 256)
+        w = reference.dequantise(packed_raw, kind, 16, 256)
+        for sign in (1, -1):
+            x = np.full((3, 256), sign * 5.0, np.float32)
+            want = reference.matmul_fast(x, w)
+            np.testing.assert_allclose(ops.matmul(packed, x, True), want, rtol=2e-5, atol=1e-3)
+
+
+def test_bad_sizes_are_refused():
+    with pytest.raises(ValueError, match="cannot have"):
+        PackedWeights(np.zeros(10, np.uint8), "Q4_0", 1, 32)
+    with pytest.raises(ValueError, match="no packed layout"):
+        PackedWeights(np.zeros(10, np.uint8), "Q9", 1, 32)
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32), m=st.integers(1, 9), blocks=st.integers(1, 9), scale=st.sampled_from([1e-38, 1e-3, 1.0, 1e30]))
+def test_quantise_equals_reference(isa, seed, m, blocks, scale):
+    x = (np.random.default_rng(seed).standard_normal((m, 32 * blocks)) * scale).astype(np.float32)
+    q, d, sum32, sum16 = ops.quantise(x, threads=2)
+    want_q, want_d = reference.quantise(x)
+    np.testing.assert_array_equal(d, want_d)
+    assert np.abs(q.astype(int) - want_q).max() <= (isa in ("generic", "v2"))   # without FMA, x / d is rounded twice
+    np.testing.assert_array_equal(sum32, q.reshape(m, -1, 32).sum(axis=2, dtype=np.int32))
+    np.testing.assert_array_equal(sum16, q.reshape(m, -1, 16).sum(axis=2, dtype=np.int32))
