@@ -51,6 +51,7 @@ PLAIN = [
 OPENMP = [
     "miro_cy._kernels.weights",
     "miro_cy._kernels.ops",
+    "miro_cy.model.executor",
 ]
 
 

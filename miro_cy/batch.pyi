@@ -1,0 +1,13 @@
+import numpy as np
+from numpy.typing import NDArray
+
+class BatchView:
+    n_rows: int
+    n_tokens: int
+    n_logits: int
+    max_rows: int
+    max_tokens: int
+    def __init__(self, max_rows: int, max_tokens: int, tables: NDArray[np.int32]) -> None: ...
+    def clear(self) -> None: ...
+    def add_row(self, slot: int, first_pos: int, tokens: NDArray[np.int32], n_log: int) -> None: ...
+    def rows(self) -> list[tuple[int, int, int, int]]: ...

@@ -1,0 +1,27 @@
+import numpy as np
+from numpy.typing import NDArray
+
+from miro_cy.batch import BatchView
+from miro_cy.model.spec import ModelSpec
+from miro_cy.model.weights import Weights
+
+class CpuExecutor:
+    spec: ModelSpec
+    weights: Weights
+    threads: int
+    fast: bool
+    kv_bytes: int
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        *,
+        n_blocks: int,
+        block_size: int,
+        kv_dtype: str,
+        fast: bool,
+        threads: int,
+        max_tokens: int,
+        context: int,
+    ) -> None: ...
+    def forward(self, view: BatchView) -> NDArray[np.float32]: ...

@@ -1,0 +1,320 @@
+"""The CPU executor: one forward pass over a ragged batch, all threads walking through the layers together.
+
+`forward(BatchView) -> logits rows` is the seam where another executor plugs in. One parallel region spans a step; ops
+are kernels called by every thread, with a barrier where one op reads what another wrote. Nothing is allocated in a step,
+apart from a larger logits buffer when more rows are scored than ever before.
+"""
+
+from cython.parallel cimport parallel
+from libc.stdint cimport int8_t, int32_t
+from libc.string cimport memcpy
+
+import numpy as np
+
+from miro_cy._kernels.abi cimport (
+    KV_F16, KV_F32, PANEL, Activations, AttentionParams, BatchRows, KernelTable, KVCache, LAYOUT_F16, LAYOUT_F32,
+    PackedMatrix, attention_scratch_floats, matmul_scratch_floats,
+)
+from miro_cy._kernels.select cimport kernels
+from miro_cy._kernels.weights cimport PackedWeights
+from miro_cy.batch cimport BatchView
+
+from miro_cy.model.rope import rope_tables
+
+cdef extern from "team.h" nogil:
+    ctypedef struct mi_barrier:
+        pass
+    void mi_barrier_wait(mi_barrier* b, int n)
+    int mi_thread_id()
+    int mi_team_size()
+
+
+cdef enum:
+    MAX_LAYERS = 1024
+
+cdef struct Layer:
+    # pointers into arrays that the executor's `weights` and `kv` keep alive; a missing bias is NULL
+    const PackedMatrix* q
+    const PackedMatrix* k
+    const PackedMatrix* v
+    const PackedMatrix* o
+    const PackedMatrix* gate
+    const PackedMatrix* up
+    const PackedMatrix* down
+    const float* attn_norm
+    const float* ffn_norm
+    const float* q_bias
+    const float* k_bias
+    const float* v_bias
+    const float* o_bias
+    const float* gate_bias
+    const float* up_bias
+    const float* down_bias
+    KVCache kv
+    AttentionParams attention
+
+
+cdef struct Buffers:
+    # one step's activations, rows of all tokens; ld_* are row lengths in floats
+    float* x                # residual stream [tokens, hidden]
+    float* h                # normalised input, attention output or SwiGLU output [tokens, ld_h]
+    float* q                # [tokens, ld_q]
+    float* k                # [tokens, ld_kv]
+    float* v
+    float* delta            # what the layer adds to x [tokens, ld_d]
+    float* gate             # [tokens, ld_f]
+    float* up
+    float* logits           # [rows, ld_v]
+    Py_ssize_t ld_h, ld_q, ld_kv, ld_d, ld_f, ld_v
+    Activations a           # h in int8
+
+
+cdef Py_ssize_t padded(Py_ssize_t n) noexcept:
+    return (n + PANEL - 1) // PANEL * PANEL
+
+
+cdef const PackedMatrix* matrix_of(PackedWeights w):
+    return &w.matrix
+
+
+cdef const float* vector_of(dict vectors, str role):
+    if role not in vectors:
+        return NULL
+    cdef const float[::1] v = vectors[role]
+    return &v[0]
+
+
+cdef class CpuExecutor:
+    """Runs a model on the CPU.
+
+    spec: ModelSpec; weights: Weights; n_blocks, block_size: the KV pool; kv_dtype: "fp16" or "fp32";
+    fast: multiply quantised weights by int8 activations (else float32 throughout); threads: team size;
+    max_tokens: most tokens a step; context: positions the rotary tables cover.
+    """
+    cdef readonly object spec
+    cdef readonly object weights
+    cdef readonly int threads
+    cdef readonly bint fast
+    cdef readonly Py_ssize_t kv_bytes       # bytes of the KV pool
+    cdef const KernelTable* table
+    cdef mi_barrier barrier
+    cdef list keep                          # arrays that raw pointers below point into
+    cdef Layer layers[MAX_LAYERS]
+    cdef Buffers b
+    cdef int n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, rope_dim, max_tokens, context
+    cdef float eps
+    cdef const PackedMatrix* embedding
+    cdef const PackedMatrix* output
+    cdef const float* output_norm
+    cdef const float* cos
+    cdef const float* sin
+    cdef float* scratch
+    cdef Py_ssize_t scratch_floats
+    cdef object logits_array
+    cdef BatchView view
+
+    def __init__(self, spec, weights, *, int n_blocks, int block_size, str kv_dtype, bint fast, int threads, int max_tokens, int context):
+        if spec.n_layers > MAX_LAYERS or block_size not in (16, 32, 64) or kv_dtype not in ("fp16", "fp32"):
+            raise ValueError("executor settings out of range")
+        self.table = kernels()
+        self.spec, self.weights, self.keep = spec, weights, []
+        self.fast, self.threads, self.max_tokens, self.context = fast, threads, max_tokens, context
+        self.n_layers, self.hidden, self.n_heads = spec.n_layers, spec.hidden_size, spec.n_heads
+        self.n_kv_heads, self.head_dim, self.ffn = spec.n_kv_heads, spec.head_dim, spec.ffn_size
+        self.rope_dim, self.eps = spec.rope.dim, spec.norm_eps
+        self.embedding, self.output = matrix_of(weights.embedding), matrix_of(weights.output)
+        self.output_norm = self.floats(weights.output_norm)
+        cos, sin = rope_tables(spec.rope, context)
+        self.cos, self.sin = self.floats(cos.reshape(-1)), self.floats(sin.reshape(-1))
+        for i in range(self.n_layers):
+            self.bind_layer(i, weights.layers[i], spec.layers[i])
+            self.allocate_kv(i, n_blocks, block_size, kv_dtype)
+        self.allocate_buffers()
+        self.grow_logits(1)
+
+    cdef float* floats(self, array) except NULL:
+        """The data of a float32 array, which is kept alive."""
+        cdef float[::1] view = array
+        self.keep.append(array)
+        return &view[0]
+
+    cdef float* zeros(self, Py_ssize_t n) except NULL:
+        return self.floats(np.zeros(max(n, 1), np.float32))
+
+    cdef bind_layer(self, int i, weights, spec):
+        cdef Layer* layer = &self.layers[i]
+        m = weights.matrices
+        v = dict(weights.vectors)
+        layer.q, layer.k, layer.v, layer.o = matrix_of(m["q"]), matrix_of(m["k"]), matrix_of(m["v"]), matrix_of(m["o"])
+        layer.gate, layer.up, layer.down = matrix_of(m["gate"]), matrix_of(m["up"]), matrix_of(m["down"])
+        if ("gate_bias" in v) != ("up_bias" in v):      # the SwiGLU kernel takes both or none
+            v.setdefault("gate_bias", np.zeros(self.ffn, np.float32))
+            v.setdefault("up_bias", np.zeros(self.ffn, np.float32))
+        self.keep.append(v)
+        layer.attn_norm, layer.ffn_norm = vector_of(v, "attn_norm"), vector_of(v, "ffn_norm")
+        layer.q_bias, layer.k_bias, layer.v_bias = vector_of(v, "q_bias"), vector_of(v, "k_bias"), vector_of(v, "v_bias")
+        layer.o_bias, layer.down_bias = vector_of(v, "o_bias"), vector_of(v, "down_bias")
+        layer.gate_bias, layer.up_bias = vector_of(v, "gate_bias"), vector_of(v, "up_bias")
+        layer.attention.n_heads = self.n_heads
+        layer.attention.scale = self.spec.attention_scale
+        layer.attention.soft_cap = spec.soft_cap
+        layer.attention.window = spec.window
+
+    cdef allocate_kv(self, int i, Py_ssize_t n_blocks, int block_size, str kv_dtype):
+        cdef KVCache* kv = &self.layers[i].kv
+        kv.dtype = KV_F16 if kv_dtype == "fp16" else KV_F32
+        kv.n_kv_heads, kv.head_dim, kv.v_dim, kv.block_size = self.n_kv_heads, self.head_dim, <int>padded(self.head_dim), block_size
+        kv.k_block = <Py_ssize_t>kv.n_kv_heads * kv.head_dim * block_size
+        kv.v_block = <Py_ssize_t>kv.n_kv_heads * kv.v_dim * block_size
+        dtype = np.float16 if kv_dtype == "fp16" else np.float32
+        # zeros, because the value padding past head_dim is read; the pages stay untouched until they are used
+        k, v = np.zeros(n_blocks * kv.k_block, dtype), np.zeros(n_blocks * kv.v_block, dtype)
+        self.keep += [k, v]
+        kv.k, kv.v = <void*><Py_ssize_t>k.ctypes.data, <void*><Py_ssize_t>v.ctypes.data
+        self.kv_bytes += k.nbytes + v.nbytes
+
+    cdef allocate_buffers(self):
+        cdef Buffers* b = &self.b
+        cdef Py_ssize_t t = self.max_tokens, k
+        cdef int8_t[::1] q
+        cdef int32_t[::1] sums
+        k = max(self.hidden, self.n_heads * self.head_dim, self.ffn)
+        b.ld_h, b.ld_q, b.ld_kv = k, padded(self.n_heads * self.head_dim), padded(self.n_kv_heads * self.head_dim)
+        b.ld_d, b.ld_f, b.ld_v = padded(self.hidden), padded(self.ffn), padded(self.output.n)
+        b.x, b.h, b.delta = self.zeros(t * self.hidden), self.zeros(t * b.ld_h), self.zeros(t * b.ld_d)
+        b.q, b.k, b.v = self.zeros(t * b.ld_q), self.zeros(t * b.ld_kv), self.zeros(t * b.ld_kv)
+        b.gate, b.up = self.zeros(t * b.ld_f), self.zeros(t * b.ld_f)
+        q = np.zeros(t * k, np.int8)
+        b.a.q, b.a.d = &q[0], self.zeros(t * (k // 32 + 1))
+        self.keep.append(q)
+        sums = np.zeros(t * (k // 32 + 1) * 3, np.int32)
+        b.a.sum32, b.a.sum16 = &sums[0], &sums[t * (k // 32 + 1)]
+        self.keep.append(sums)
+        self.scratch_floats = padded(max(matmul_scratch_floats(), attention_scratch_floats(self.head_dim)))
+        self.scratch = self.zeros(self.threads * self.scratch_floats)
+
+    cdef grow_logits(self, Py_ssize_t rows):
+        cdef float[:, ::1] view
+        if self.logits_array is None or self.logits_array.shape[0] < rows:
+            self.logits_array = np.zeros((rows, self.b.ld_v), np.float32)
+            view = self.logits_array
+            self.b.logits = &view[0, 0]
+
+    def forward(self, BatchView view not None):
+        """One step. Writes the batch's K and V, returns float32 [view.n_logits, vocab]: a view that the next call overwrites."""
+        cdef int i
+        if view.n_rows < 1 or view.n_tokens > self.max_tokens:
+            raise ValueError(f"a step takes 1 to {self.max_tokens} tokens, not {view.n_tokens}")
+        for i in range(view.n_tokens):
+            if not 0 <= view.tokens[i] < self.embedding.n:
+                raise ValueError(f"token id {view.tokens[i]} is not in the vocabulary")
+        for i in range(view.n_rows):
+            if view.first_pos[i] + view.n_tok[i] > self.context:
+                raise ValueError("position past the context")
+        self.grow_logits(view.n_logits)
+        self.view = view
+        with nogil, parallel(num_threads=self.threads):
+            self.walk(mi_thread_id(), mi_team_size())
+        return self.logits_array[:view.n_logits, :self.output.n]
+
+    cdef void walk(self, int th, int nth) noexcept nogil:
+        """The forward pass, as thread th of nth."""
+        cdef BatchRows rows
+        cdef Buffers* b = &self.b
+        cdef int i
+        cdef const float* delta = NULL
+        cdef const float* bias = NULL
+        self.bind_rows(&rows)
+        self.table.embed(th, nth, self.embedding, &self.view.tokens[0], rows.n_tokens, b.x, self.hidden, self.scratch + th * self.scratch_floats)
+        for i in range(self.n_layers):
+            self.attention_block(th, nth, &self.layers[i], &rows, delta, bias)
+            delta = b.delta
+            bias = self.layers[i].o_bias
+            self.ffn_block(th, nth, &self.layers[i], rows.n_tokens, delta, bias)
+            bias = self.layers[i].down_bias
+        if self.view.n_logits > 0:
+            self.output_block(th, nth, &rows, bias)
+
+    cdef void bind_rows(self, BatchRows* rows) noexcept nogil:
+        rows.n_rows = self.view.n_rows
+        rows.n_tokens = self.view.n_tokens
+        rows.slot = &self.view.slot[0]
+        rows.first_pos = &self.view.first_pos[0]
+        rows.n_tok = &self.view.n_tok[0]
+        rows.offset = &self.view.offset[0]
+        rows.table = &self.view.tables[0, 0, 0]
+        rows.table_stride = self.view.tables.shape[2]
+
+    cdef bint in_integers(self, const PackedMatrix* w) noexcept nogil:
+        return self.fast and w.layout != LAYOUT_F32 and w.layout != LAYOUT_F16
+
+    cdef void multiply(self, int th, int nth, const PackedMatrix* w, const float* x, Py_ssize_t ldx, float* y, Py_ssize_t ldy, Py_ssize_t m) noexcept nogil:
+        """y = x W^T; x also lies quantised in b.a where W is multiplied in integers."""
+        cdef float* scratch = self.scratch + th * self.scratch_floats
+        if self.in_integers(w):
+            self.table.matmul_i8(th, nth, w, &self.b.a, y, ldy, m, scratch)
+        else:
+            self.table.matmul_f32(th, nth, w, x, ldx, y, ldy, m, scratch)
+
+    cdef void attention_block(self, int th, int nth, const Layer* w, const BatchRows* rows, const float* delta, const float* bias) noexcept nogil:
+        """x += the previous block's delta; delta = W_o attention(norm(x))."""
+        cdef Buffers* b = &self.b
+        cdef Py_ssize_t m = rows.n_tokens
+        cdef int d = self.head_dim
+        self.table.add_rmsnorm(th, nth, b.x, delta, b.ld_d, bias, w.attn_norm, b.h, m, self.hidden, self.eps)
+        if self.in_integers(w.q) or self.in_integers(w.k) or self.in_integers(w.v):
+            self.table.quantise(th, nth, b.h, self.hidden, m, self.hidden, &b.a)
+        mi_barrier_wait(&self.barrier, nth)
+        self.multiply(th, nth, w.q, b.h, self.hidden, b.q, b.ld_q, m)
+        self.multiply(th, nth, w.k, b.h, self.hidden, b.k, b.ld_kv, m)
+        self.multiply(th, nth, w.v, b.h, self.hidden, b.v, b.ld_kv, m)
+        mi_barrier_wait(&self.barrier, nth)
+        self.table.rope(th, nth, rows, b.q, b.ld_q, self.n_heads, d, self.rope_dim, self.cos, self.sin, w.q_bias)
+        self.table.rope(th, nth, rows, b.k, b.ld_kv, self.n_kv_heads, d, self.rope_dim, self.cos, self.sin, w.k_bias)
+        self.table.kv_write(th, nth, rows, &w.kv, b.k, b.ld_kv, b.v, b.ld_kv, w.v_bias)
+        mi_barrier_wait(&self.barrier, nth)
+        self.table.attention(th, nth, rows, &w.kv, &w.attention, b.q, b.ld_q, b.h, self.n_heads * d, self.scratch + th * self.scratch_floats)
+        mi_barrier_wait(&self.barrier, nth)
+        if self.in_integers(w.o):
+            self.table.quantise(th, nth, b.h, self.n_heads * d, m, self.n_heads * d, &b.a)
+            mi_barrier_wait(&self.barrier, nth)
+        self.multiply(th, nth, w.o, b.h, self.n_heads * d, b.delta, b.ld_d, m)
+        mi_barrier_wait(&self.barrier, nth)
+
+    cdef void ffn_block(self, int th, int nth, const Layer* w, Py_ssize_t m, const float* delta, const float* bias) noexcept nogil:
+        """x += the attention's delta; delta = W_down swiglu(W_gate h, W_up h), h = norm(x)."""
+        cdef Buffers* b = &self.b
+        self.table.add_rmsnorm(th, nth, b.x, delta, b.ld_d, bias, w.ffn_norm, b.h, m, self.hidden, self.eps)
+        if self.in_integers(w.gate) or self.in_integers(w.up):
+            self.table.quantise(th, nth, b.h, self.hidden, m, self.hidden, &b.a)
+        mi_barrier_wait(&self.barrier, nth)
+        self.multiply(th, nth, w.gate, b.h, self.hidden, b.gate, b.ld_f, m)
+        self.multiply(th, nth, w.up, b.h, self.hidden, b.up, b.ld_f, m)
+        mi_barrier_wait(&self.barrier, nth)
+        self.table.swiglu(th, nth, b.gate, b.up, b.ld_f, w.gate_bias, w.up_bias, b.h, self.ffn, m, self.ffn)
+        if self.in_integers(w.down):
+            self.table.quantise(th, nth, b.h, self.ffn, m, self.ffn, &b.a)
+        mi_barrier_wait(&self.barrier, nth)
+        self.multiply(th, nth, w.down, b.h, self.ffn, b.delta, b.ld_d, m)
+        mi_barrier_wait(&self.barrier, nth)
+
+    cdef void output_block(self, int th, int nth, const BatchRows* rows, const float* bias) noexcept nogil:
+        """Logits of the tokens that need them: their rows are gathered to the front, then normalised and projected."""
+        cdef Buffers* b = &self.b
+        cdef Py_ssize_t m = self.view.n_logits
+        cdef Py_ssize_t i = 0, j, t
+        cdef int r
+        if th == 0:                     # rows move towards the front, in ascending order: none is overwritten unread
+            for r in range(rows.n_rows):
+                for j in range(rows.n_tok[r] - self.view.n_log[r], rows.n_tok[r]):
+                    t = rows.offset[r] + j
+                    if t != i:
+                        memcpy(b.x + i * self.hidden, b.x + t * self.hidden, self.hidden * sizeof(float))
+                        memcpy(b.delta + i * b.ld_d, b.delta + t * b.ld_d, self.hidden * sizeof(float))
+                    i += 1
+        mi_barrier_wait(&self.barrier, nth)
+        self.table.add_rmsnorm(th, nth, b.x, b.delta, b.ld_d, bias, self.output_norm, b.h, m, self.hidden, self.eps)
+        if self.in_integers(self.output):
+            self.table.quantise(th, nth, b.h, self.hidden, m, self.hidden, &b.a)
+        mi_barrier_wait(&self.barrier, nth)
+        self.multiply(th, nth, self.output, b.h, self.hidden, b.logits, b.ld_v, m)
