@@ -26,23 +26,23 @@ cdef void bind_rows(BatchView view, BatchRows* rows):
 
 
 def quantise(const float[:, ::1] x not None, int threads=1):
-    """x [m, k], k a multiple of 32 -> (q int8 [m, k], d [m, k/32], sum32 [m, k/32], sum16 [m, k/16])."""
+    """x [m, k], k a multiple of 32 -> (q int8 [m, k], d [m, k/16], sum of q [m, k/16], sum of d * q [m, k/32])."""
     cdef Py_ssize_t m = x.shape[0], k = x.shape[1]
     if m < 1 or k < 1 or k % QBLOCK:
         raise ValueError(f"cannot quantise rows of {k}")
-    q, d = np.empty((m, k), np.int8), np.empty((m, k // 32), np.float32)
-    sum32, sum16 = np.empty((m, k // 32), np.int32), np.empty((m, k // 16), np.int32)
+    q, d = np.empty((m, k), np.int8), np.empty((m, k // 16), np.float32)
+    total, dsum = np.empty((m, k // 16), np.int32), np.empty((m, k // 32), np.float32)
     cdef int8_t[:, ::1] q_ = q
     cdef float[:, ::1] d_ = d
-    cdef int32_t[:, ::1] sum32_ = sum32
-    cdef int32_t[:, ::1] sum16_ = sum16
+    cdef int32_t[:, ::1] total_ = total
+    cdef float[:, ::1] dsum_ = dsum
     cdef Activations a
-    a.q, a.d, a.sum32, a.sum16 = &q_[0, 0], &d_[0, 0], &sum32_[0, 0], &sum16_[0, 0]
+    a.q, a.d, a.sum, a.dsum = &q_[0, 0], &d_[0, 0], &total_[0, 0], &dsum_[0, 0]
     cdef const KernelTable* table = kernels()
     cdef int th
     for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
         table.quantise(th, threads, &x[0, 0], k, m, k, &a)
-    return q, d, sum32, sum16
+    return q, d, total, dsum
 
 
 def matmul(PackedWeights w not None, const float[:, ::1] x not None, bint fast, int threads=1):
@@ -55,13 +55,13 @@ def matmul(PackedWeights w not None, const float[:, ::1] x not None, bint fast, 
     cdef float[:, ::1] scratch = np.empty((threads, matmul_scratch_floats()), np.float32)
     cdef Activations a
     cdef int8_t[:, ::1] q
-    cdef float[:, ::1] d
-    cdef int32_t[:, ::1] sum32, sum16
+    cdef float[:, ::1] d, dsum
+    cdef int32_t[:, ::1] total
     cdef const KernelTable* table = kernels()
     cdef int th
     if fast:
-        q, d, sum32, sum16 = quantise(x, threads)
-        a.q, a.d, a.sum32, a.sum16 = &q[0, 0], &d[0, 0], &sum32[0, 0], &sum16[0, 0]
+        q, d, total, dsum = quantise(x, threads)
+        a.q, a.d, a.sum, a.dsum = &q[0, 0], &d[0, 0], &total[0, 0], &dsum[0, 0]
     for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
         if fast:
             table.matmul_i8(th, threads, &w.matrix, &a, &y_[0, 0], ldy, m, &scratch[th, 0])

@@ -73,8 +73,8 @@ def dequantise(raw: Bytes, kind: str, n: int, k: int) -> F32:
 
 
 def quantise(x: F32) -> tuple[NDArray[np.int8], F32]:
-    """Rows [m, k] -> int8 [m, k] and scales [m, k/32]: d = max|x| / 127, q = round(x / d), ties to even."""
-    blocks = x.reshape(x.shape[0], -1, 32)
+    """Rows [m, k] -> int8 [m, k] and scales [m, k/16]: d = max|x| / 127, q = round(x / d), ties to even."""
+    blocks = x.reshape(x.shape[0], -1, 16)
     big = np.abs(blocks).max(axis=2)
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.where(big > 1e-30, np.float32(127) / big, np.float32(0)).astype(np.float32)
@@ -87,11 +87,10 @@ def matmul(x: F32, w: F32) -> NDArray[np.float64]:
     return x.astype(np.float64) @ w.astype(np.float64).T
 
 
-def matmul_fast(x: F32, w: F32) -> NDArray[np.float64]:
-    """The same with activations rounded to int8."""
-    q, d = quantise(x)
-    rounded = q.reshape(*d.shape, 32).astype(np.float64) * d[..., None]
-    return rounded.reshape(x.shape) @ w.astype(np.float64).T
+def matmul_fast(q: NDArray[np.int8], d: F32, w: F32) -> NDArray[np.float64]:
+    """The same over quantised activations: q [m, k], d [m, k/16]."""
+    rounded = q.reshape(*d.shape, 16).astype(np.float64) * d[..., None]
+    return rounded.reshape(q.shape) @ w.astype(np.float64).T
 
 
 def rmsnorm(x: F32, weight: F32, eps: float) -> NDArray[np.float64]:

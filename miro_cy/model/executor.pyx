@@ -185,10 +185,10 @@ cdef class CpuExecutor:
         b.q, b.k, b.v = self.zeros(t * b.ld_q), self.zeros(t * b.ld_kv), self.zeros(t * b.ld_kv)
         b.gate, b.up = self.zeros(t * b.ld_f), self.zeros(t * b.ld_f)
         q = np.zeros(t * k, np.int8)
-        b.a.q, b.a.d = &q[0], self.zeros(t * (k // 32 + 1))
+        b.a.q, b.a.d, b.a.dsum = &q[0], self.zeros(t * (k // 16 + 1)), self.zeros(t * (k // 32 + 1))
         self.keep.append(q)
-        sums = np.zeros(t * (k // 32 + 1) * 3, np.int32)
-        b.a.sum32, b.a.sum16 = &sums[0], &sums[t * (k // 32 + 1)]
+        sums = np.zeros(t * (k // 16 + 1), np.int32)
+        b.a.sum = &sums[0]
         self.keep.append(sums)
         self.scratch_floats = padded(max(matmul_scratch_floats(), attention_scratch_floats(self.head_dim)))
         self.scratch = self.zeros(self.threads * self.scratch_floats)

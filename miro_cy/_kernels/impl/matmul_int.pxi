@@ -1,6 +1,6 @@
-# y = x W^T with int8 activations: integer dot products inside a scale group, which are exact in any order, then one chain of
-# float additions over groups in ascending k for each output, continued from y between chunks. A row's bits depend on
-# neither row count nor tile.
+# y = x W^T with int8 activations: integer dot products over 16 k, which are exact in any order, then one chain of float
+# additions over groups in ascending k for each output, continued from y between chunks. A row's bits depend on neither
+# row count nor tile.
 
 cdef enum:
     INT_BLOCKS = 32         # most 32-k blocks a chunk covers
@@ -8,35 +8,35 @@ cdef enum:
 
 
 cdef inline void int_tile(
-    const int mr, const int is_signed, const int groups, const int has_min, int runs, int steps, int zero,
+    const int mr, const int is_signed, const int group, const int has_min, int runs, int steps, int zero,
     const Activations* x, Py_ssize_t row, Py_ssize_t k, Py_ssize_t first_block, const Plane* w,
     float* y, Py_ssize_t ldy, Py_ssize_t blocks, bint first,
 ) noexcept nogil:
-    """mr rows x 16 outputs over `blocks` blocks of 32 k. A group of 32/groups k is `runs` runs of `steps` quads
+    """mr rows x 16 outputs over `blocks` blocks of 32 k; group: k a weight scale covers. 16 k are `runs` runs of `steps` quads
     (arguments, not constants: unrolled, the quad loop spills)."""
     cdef vf acc[32]
+    cdef vf part[32]            # of a 32-k block: sum of d * integer dot
     cdef vi total[32]
     cdef vi narrow[32]
     cdef vi wv[4]
     cdef vi xv
-    cdef vf scale, minimum
+    cdef vf scale, dot
     cdef Py_ssize_t b, nb = k // QBLOCK
-    cdef const int8_t* q
+    cdef const int8_t* q = x.q + row * k + first_block * QBLOCK
+    cdef const float* d = x.d + row * nb * 2 + first_block * 2
+    cdef const int32_t* sums = x.sum + row * nb * 2 + first_block * 2
+    cdef const float* dsum = x.dsum + row * nb + first_block
     cdef const uint8_t* wq
-    cdef const int32_t* sums
-    cdef float d
-    cdef int i, v, g, r, s
+    cdef int i, v, h, r, s
     for i in range(mr):
         for v in range(MI_NV):
             acc[i * MI_NV + v] = vf_zero() if first else vf_load(y + i * ldy + v * MI_VL)
-    for b in range(first_block, first_block + blocks):
-        wq = w.q + (b - first_block) * w.stride
-        q = x.q + row * k + b * QBLOCK
-        for g in range(groups):
-            sums = (x.sum16 + row * nb * 2 + b * 2 + g) if groups == 2 else (x.sum32 + row * nb + b)
+    for b in range(blocks):
+        wq = w.q + b * w.stride
+        for h in range(2):
             for i in range(mr):
                 for v in range(MI_NV):
-                    total[i * MI_NV + v] = vi_set1(-zero * sums[i * nb * groups])
+                    total[i * MI_NV + v] = vi_set1(-zero * sums[i * nb * 2 + h])
             for r in range(runs):
                 if not is_signed:
                     for i in range(mr * MI_NV):
@@ -56,15 +56,28 @@ cdef inline void int_tile(
                 if not is_signed:
                     for i in range(mr * MI_NV):
                         total[i] = vi_widen(total[i], narrow[i])
+            for i in range(mr):
+                for v in range(MI_NV):
+                    dot = vf_from_int(total[i * MI_NV + v])
+                    if group == 16:
+                        scale = vf_load(w.scale + (b * 2 + h) * PANEL + v * MI_VL)
+                        acc[i * MI_NV + v] = vf_fma(scale, dot * vf_set1(d[i * nb * 2 + h]), acc[i * MI_NV + v])
+                    elif h == 0:
+                        part[i * MI_NV + v] = dot * vf_set1(d[i * nb * 2])
+                    else:
+                        part[i * MI_NV + v] = vf_fma(dot, vf_set1(d[i * nb * 2 + 1]), part[i * MI_NV + v])
+        if group == 32:
             for v in range(MI_NV):
-                scale = vf_load(w.scale + ((b - first_block) * groups + g) * PANEL + v * MI_VL)
-                if has_min:
-                    minimum = vf_load(w.minimum + ((b - first_block) * groups + g) * PANEL + v * MI_VL)
+                scale = vf_load(w.scale + b * PANEL + v * MI_VL)
                 for i in range(mr):
-                    d = x.d[(row + i) * nb + b]
-                    acc[i * MI_NV + v] = vf_fma(scale, vf_from_int(total[i * MI_NV + v]) * vf_set1(d), acc[i * MI_NV + v])
-                    if has_min:
-                        acc[i * MI_NV + v] = vf_fma(minimum, vf_set1(d * <float>sums[i * nb * groups]), acc[i * MI_NV + v])
+                    acc[i * MI_NV + v] = vf_fma(scale, part[i * MI_NV + v], acc[i * MI_NV + v])
+                if has_min:
+                    scale = vf_load(w.minimum + b * PANEL + v * MI_VL)
+                    for i in range(mr):
+                        acc[i * MI_NV + v] = vf_fma(scale, vf_set1(dsum[i * nb]), acc[i * MI_NV + v])
+        d += 2
+        sums += 2
+        dsum += 1
     for i in range(mr):
         for v in range(MI_NV):
             vf_store(y + i * ldy + v * MI_VL, acc[i * MI_NV + v])
@@ -76,34 +89,34 @@ cdef inline int int_rows() noexcept nogil:
 
 
 cdef inline void int_tile_kind(
-    const int is_signed, const int groups, const int has_min, int mr, int runs, int steps, int zero,
+    const int is_signed, const int group, const int has_min, int mr, int runs, int steps, int zero,
     const Activations* x, Py_ssize_t row, Py_ssize_t k, Py_ssize_t first_block, const Plane* w,
     float* y, Py_ssize_t ldy, Py_ssize_t blocks, bint first,
 ) noexcept nogil:
-    if mr == 1: int_tile(1, is_signed, groups, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
-    elif mr == 2: int_tile(2, is_signed, groups, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
-    elif mr == 3: int_tile(3, is_signed, groups, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
-    elif mr == 4: int_tile(4, is_signed, groups, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
+    if mr == 1: int_tile(1, is_signed, group, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
+    elif mr == 2: int_tile(2, is_signed, group, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
+    elif mr == 3: int_tile(3, is_signed, group, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
+    elif mr == 4: int_tile(4, is_signed, group, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
     elif MI_NV == 1:
-        if mr == 5: int_tile(5, is_signed, groups, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
-        elif mr == 6: int_tile(6, is_signed, groups, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
-        elif mr == 7: int_tile(7, is_signed, groups, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
-        else: int_tile(8, is_signed, groups, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
+        if mr == 5: int_tile(5, is_signed, group, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
+        elif mr == 6: int_tile(6, is_signed, group, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
+        elif mr == 7: int_tile(7, is_signed, group, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
+        else: int_tile(8, is_signed, group, has_min, runs, steps, zero, x, row, k, first_block, w, y, ldy, blocks, first)
 
 
 cdef void int_tile_rows(
     const PackedMatrix* w, int mr, const Activations* x, Py_ssize_t row, Py_ssize_t first_block, const Plane* plane,
     float* y, Py_ssize_t ldy, Py_ssize_t blocks, bint first,
 ) noexcept nogil:
-    cdef int runs = w.group // 4 // w.steps
+    cdef int runs = QGROUP // 4 // w.steps
     if w.layout == LAYOUT_Q8:
-        int_tile_kind(1, 1, 0, mr, runs, w.steps, MI_SIGNED_ZERO, x, row, w.k, first_block, plane, y, ldy, blocks, first)
+        int_tile_kind(1, 32, 0, mr, runs, w.steps, MI_SIGNED_ZERO, x, row, w.k, first_block, plane, y, ldy, blocks, first)
     elif w.group == 16:
-        int_tile_kind(0, 2, 0, mr, runs, w.steps, w.zero, x, row, w.k, first_block, plane, y, ldy, blocks, first)
+        int_tile_kind(0, 16, 0, mr, runs, w.steps, w.zero, x, row, w.k, first_block, plane, y, ldy, blocks, first)
     elif w.has_min:
-        int_tile_kind(0, 1, 1, mr, runs, w.steps, 0, x, row, w.k, first_block, plane, y, ldy, blocks, first)
+        int_tile_kind(0, 32, 1, mr, runs, w.steps, 0, x, row, w.k, first_block, plane, y, ldy, blocks, first)
     else:
-        int_tile_kind(0, 1, 0, mr, runs, w.steps, w.zero, x, row, w.k, first_block, plane, y, ldy, blocks, first)
+        int_tile_kind(0, 32, 0, mr, runs, w.steps, w.zero, x, row, w.k, first_block, plane, y, ldy, blocks, first)
 
 
 cdef void matmul_i8(int th, int nth, const PackedMatrix* w, const Activations* x, float* y, Py_ssize_t ldy, Py_ssize_t m, float* scratch) noexcept nogil:

@@ -11,42 +11,38 @@ cdef inline float fold16(const float* lane) noexcept nogil:
     return (a[0] + a[2]) + (a[1] + a[3])
 
 
-cdef inline void quantise_block(const float* x, int8_t* q, float* d, int32_t* sums) noexcept nogil:
-    """32 floats -> int8 in [-127, 127], scale max|x| / 127, and the two half sums of q. Non-finite input gives a NaN scale."""
-    cdef uint32_t lane[16]
-    cdef uint32_t a, top = 0
+cdef inline void quantise_group(const float* x, int8_t* q, float* d, int32_t* total) noexcept nogil:
+    """16 floats -> int8 in [-127, 127], scale max|x| / 127 and the sum of q. Non-finite input gives a NaN scale."""
+    cdef uint32_t bits, top = 0
     cdef float big, inverse, r
-    cdef int32_t n
-    cdef int j, h
+    cdef int32_t n, s = 0
+    cdef int j
     for j in range(16):                 # magnitudes as integers: same order, and NaN and infinity come out on top
-        lane[j] = mi_float_to_bits(x[j]) & 0x7fffffffu
-        a = mi_float_to_bits(x[j + 16]) & 0x7fffffffu
-        lane[j] = a if a > lane[j] else lane[j]
-    for j in range(16):
-        top = lane[j] if lane[j] > top else top
+        bits = mi_float_to_bits(x[j]) & 0x7fffffffu
+        top = bits if bits > top else top
     big = mi_bits_to_float(top)
     inverse = <float>127.0 / big if big > <float>1e-30 else <float>0.0
-    for h in range(2):
-        sums[h] = 0
-        for j in range(16):
-            r = mi_fma(x[h * 16 + j], inverse, <float>12582912.0) - <float>12582912.0   # to nearest, ties to even
-            r = r if r > <float>-127.0 else <float>-127.0
-            r = r if r < <float>127.0 else <float>127.0
-            n = <int32_t>r
-            q[h * 16 + j] = <int8_t>n
-            sums[h] += n
+    for j in range(16):
+        r = mi_fma(x[j], inverse, <float>12582912.0) - <float>12582912.0    # to nearest, ties to even
+        r = r if r > <float>-127.0 else <float>-127.0
+        r = r if r < <float>127.0 else <float>127.0
+        n = <int32_t>r
+        q[j] = <int8_t>n
+        s += n
+    total[0] = s
     d[0] = big / <float>127.0 if big > <float>1e-30 else <float>0.0
     if top >= 0x7f800000u:
         d[0] = mi_bits_to_float(0x7fc00000u)
 
 
 cdef void quantise_row(const float* x, Py_ssize_t row, Py_ssize_t k, const Activations* out) noexcept nogil:
-    cdef Py_ssize_t b, nb = k // QBLOCK
-    cdef int32_t* sums
-    for b in range(nb):
-        sums = out.sum16 + (row * nb + b) * 2
-        quantise_block(x + b * QBLOCK, out.q + row * k + b * QBLOCK, out.d + row * nb + b, sums)
-        out.sum32[row * nb + b] = sums[0] + sums[1]
+    cdef Py_ssize_t g, b, groups = k // QGROUP
+    cdef float* d = out.d + row * groups
+    cdef int32_t* total = out.sum + row * groups
+    for g in range(groups):
+        quantise_group(x + g * QGROUP, out.q + row * k + g * QGROUP, d + g, total + g)
+    for b in range(k // QBLOCK):
+        out.dsum[row * (k // QBLOCK) + b] = mi_fma(d[2 * b + 1], <float>total[2 * b + 1], d[2 * b] * <float>total[2 * b])
 
 
 cdef void quantise(int th, int nth, const float* x, Py_ssize_t ldx, Py_ssize_t m, Py_ssize_t k, const Activations* out) noexcept nogil:
@@ -80,8 +76,12 @@ cdef void add_rmsnorm_row(float* x, const float* delta, const float* bias, const
 cdef void add_rmsnorm(int th, int nth, float* x, const float* delta, Py_ssize_t ldd, const float* bias, const float* weight, float* y, Py_ssize_t m, Py_ssize_t k, float eps) noexcept nogil:
     # Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"
     cdef Py_ssize_t i
+    cdef const float* row
     for i in range(share(m, th, nth), share(m, th + 1, nth)):
-        add_rmsnorm_row(x + i * k, NULL if delta == NULL else delta + i * ldd, bias, weight, y + i * k, k, eps)
+        row = delta
+        if delta != NULL:
+            row = delta + i * ldd
+        add_rmsnorm_row(x + i * k, row, bias, weight, y + i * k, k, eps)
 
 
 cdef void swiglu_row(const float* gate, const float* up, const float* gate_bias, const float* up_bias, float* y, Py_ssize_t k) noexcept nogil:

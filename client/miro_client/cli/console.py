@@ -1,0 +1,86 @@
+"""What the commands write, and to whom: text to stdout, remarks and progress to stderr, progress to a terminal only."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import IO, Any
+
+import click
+
+# A model's text, and a worker's error message, are data: on a terminal they must not move the cursor or set its title.
+_CONTROLS = dict.fromkeys([c for c in (*range(32), *range(127, 160)) if c not in (9, 10)], "\ufffd")
+_BREAKS = {9: " ", 10: " ", 13: " "}
+
+
+class Failure(click.ClickException):
+    """A command failed: one line on stderr, exit status 1."""
+
+    exit_code = 1
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"miro: error: {one_line(self.message)}", file=file or sys.stderr)
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks and control characters."""
+    return text.strip().translate(_BREAKS).translate(_CONTROLS)
+
+
+class TextOut:
+    """Streams generated text to stdout and ends it with a line break."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stdout.isatty()
+        self._at_line_start = True
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # A terminal that cannot show a character shows "?"; it does not end the answer.
+            sys.stdout.reconfigure(errors="replace")
+
+    def write(self, text: str) -> None:
+        # Not click.echo, which takes escape sequences out of what goes to a file: there the text stays as it is.
+        if text:
+            sys.stdout.write(text.translate(_CONTROLS) if self._terminal else text)
+            sys.stdout.flush()
+            self._at_line_start = text.endswith("\n")
+
+    def end(self) -> None:
+        if not self._at_line_start:
+            self.write("\n")
+
+
+def remark(text: str) -> None:
+    """A line for a person at a terminal; nothing when stderr is not one."""
+    if sys.stderr.isatty():
+        click.echo(one_line(text), err=True)
+
+
+class Progress:
+    """A line on stderr that redraws itself, on a terminal only; `progress(done, total, what)` in bytes."""
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+        self._shown = ""
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        line = f"{what} {self._subject}: {done / 1e6:.0f} of {total / 1e6:.0f} MB"
+        if line != self._shown and sys.stderr.isatty():
+            click.echo(f"\r\x1b[K{line}", nl=False, err=True)
+            self._shown = line
+
+    def end(self) -> None:
+        if self._shown:
+            click.echo(err=True)
+            self._shown = ""
+
+
+def silence_stdout() -> None:
+    """After the reader has gone: what is still buffered goes nowhere, also at interpreter exit."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)

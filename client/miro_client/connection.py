@@ -1,0 +1,301 @@
+"""One client's connection: a thread that owns a DEALER socket and sorts replies by request.
+
+The thread makes a client usable from any thread, lets several streams of one client run side by side, and lets an
+iterator be cancelled from wherever the garbage collector drops it. It sleeps when nothing is sent or awaited.
+
+A request belongs to the connection it was sent on: when that is lost, the worker forgets the request, and it fails here
+with ConnectionLost. The socket is then replaced, so that nothing that was queued reaches a worker that comes up later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import struct
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import zmq
+
+from miro_client import wire
+from miro_client.errors import ConfigError, ConnectionLost, MiroError
+
+#: How long to try to reach a worker before requests fail.
+CONNECT_S = 5.0
+#: When nothing came for so long while something is awaited, ask whether the worker still knows of it...
+PROBE_S = 5.0
+#: ...and when nothing came for so long, it is lost.
+LOST_S = 20.0
+HEARTBEAT_MS = 5_000
+#: After a disconnection, how long to wait for libzmq to say that all received messages are delivered.
+SETTLE_S = 0.5
+MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+_numbers = itertools.count()
+
+
+class Call:
+    """One request on its way: the thread puts its replies, the caller takes them."""
+
+    def __init__(self, body: wire.Request) -> None:
+        self.id = os.urandom(wire.MIN_ID_BYTES)
+        self.frames = wire.encode(self.id, body)
+        self.generates = isinstance(body, wire.Generate)
+        # Its put is re-entrant, so that garbage collection may call it at any time.
+        self.replies: queue.SimpleQueue[wire.Reply | MiroError] = queue.SimpleQueue()
+        # Owned by the thread.
+        self.sent = False
+        self.cancelled = False
+        self.probed = False
+        self.connect_by = 0.0
+
+
+class Connection:
+    """The thread and its socket. Methods may be called from any thread; none of them waits for the worker."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._commands: deque[tuple[str, Call]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._pid = os.getpid()
+        self._closing = False
+        self._closed = False
+        self._gate = threading.Lock()
+        self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
+        try:
+            self._open_socket()
+        except zmq.ZMQError as error:
+            self._context.term()
+            os.close(self._wake)
+            raise ConfigError(f"bad endpoint {endpoint!r:.200}: {error.strerror}", field="endpoint") from None
+        self._calls: dict[bytes, Call] = {}
+        self._unsent: deque[Call] = deque()
+        self._heard_at = time.monotonic()
+        self._probe: Call | None = None
+        self._thread = threading.Thread(target=self._guard, name="miro-client", daemon=True)
+        self._thread.start()
+
+    # --- any thread ---
+
+    def start(self, call: Call) -> None:
+        """Send a request; its replies come to call.replies. Raises ConnectionLost when closed."""
+        if os.getpid() != self._pid:
+            raise ConnectionLost("the client was made in the process this one was forked from; make a new one")
+        # The gate keeps a call from slipping in behind the thread's last look at the commands.
+        with self._gate:
+            if self._closed:
+                raise ConnectionLost("the client is closed")
+            self._commands.append(("start", call))
+        self._wake_up()
+
+    def cancel(self, call: Call) -> None:
+        """Tell the worker to stop. Takes no lock: the garbage collector may call it."""
+        if not self._closed:
+            self._commands.append(("cancel", call))
+            self._wake_up()
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Fail what is awaited, close the socket, end the thread. Idempotent."""
+        self._closing = True
+        self._wake_up()
+        if os.getpid() == self._pid and threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def _wake_up(self) -> None:
+        if not self._closed and os.getpid() == self._pid:
+            with contextlib.suppress(OSError):
+                os.eventfd_write(self._wake, 1)
+
+    # --- the thread ---
+
+    def _guard(self) -> None:
+        error: MiroError = ConnectionLost("the client is closed")
+        try:
+            self._run()
+        except Exception as unexpected:  # a bug here must not leave callers waiting
+            error = ConnectionLost(f"the client's thread failed: {unexpected!r}")
+        with self._gate:
+            self._closed = True
+        while self._commands:
+            self._commands.popleft()[1].replies.put(error)
+        self._fail(error)
+        self._close_socket()
+        self._context.term()
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._take_commands()
+            self._flush()
+            self._poller.poll(self._timeout_ms())
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+            self._receive()
+            self._watch_connection()
+            self._watch_time()
+        # What still runs needs no CANCEL: the worker sees the connection end.
+
+    def _open_socket(self) -> None:
+        self._dealer = self._context.socket(zmq.DEALER)
+        self._monitor = self._context.socket(zmq.PAIR)
+        try:
+            for option, value in (
+                (zmq.LINGER, 0),
+                (zmq.SNDHWM, 0),
+                (zmq.RCVHWM, 0),
+                (zmq.RECONNECT_IVL, 50),
+                (zmq.RECONNECT_IVL_MAX, 1_000),
+                (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
+                (zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS),
+                (zmq.HEARTBEAT_TTL, 3 * HEARTBEAT_MS),
+            ):
+                self._dealer.setsockopt(option, value)
+            address = f"inproc://miro-client-{next(_numbers)}"
+            self._dealer.monitor(address, MONITORED)
+            self._monitor.setsockopt(zmq.LINGER, 0)
+            self._monitor.setsockopt(zmq.RCVHWM, 0)
+            self._monitor.connect(address)
+            self._dealer.connect(self._endpoint)
+        except BaseException:
+            self._close_socket()
+            raise
+        self._connected = False
+        self._lost_at: float | None = None
+        self._poller = zmq.Poller()
+        for source in (self._dealer, self._monitor, self._wake):
+            self._poller.register(source, zmq.POLLIN)
+
+    def _close_socket(self) -> None:
+        self._dealer.disable_monitor()
+        self._monitor.close()
+        self._dealer.close()
+
+    def _take_commands(self) -> None:
+        while self._commands:
+            command, call = self._commands.popleft()
+            if command == "start":
+                if not self._calls:
+                    self._heard_at = time.monotonic()
+                call.connect_by = time.monotonic() + CONNECT_S
+                self._calls[call.id] = call
+                self._unsent.append(call)
+            elif call.id in self._calls:
+                call.cancelled = True
+                if not call.sent:
+                    self._forget(call)
+                elif self._connected and call.generates:
+                    self._send(wire.encode(call.id, wire.Cancel()))
+
+    def _flush(self) -> None:
+        """Send what waits for the connection. Nothing is given to ZeroMQ before there is one."""
+        while self._connected and self._unsent:
+            call = self._unsent.popleft()
+            if call.id in self._calls:
+                self._send(call.frames)
+                call.sent = True
+                call.frames = []
+
+    def _send(self, frames: list[bytes]) -> None:
+        self._dealer.send_multipart(frames, zmq.NOBLOCK)
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                frames = self._dealer.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._heard_at = time.monotonic()
+            try:
+                request_id, reply = wire.decode_reply(frames)
+            except MiroError:
+                continue  # not for this version; what is missing because of it shows as a gap or in a probe
+            call = self._calls.get(request_id)
+            if call is None:
+                continue
+            if call is self._probe:
+                self._probed(reply)
+                continue
+            if not isinstance(reply, wire.Accepted | wire.Chunk):
+                self._forget(call)
+            if not call.cancelled:
+                call.replies.put(reply)
+
+    def _watch_connection(self) -> None:
+        while self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
+            event = struct.unpack("=Hi", self._monitor.recv_multipart()[0])[0]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED and self._lost_at is None:
+                self._connected = True
+                self._heard_at = time.monotonic()
+            elif event == zmq.EVENT_DISCONNECTED and self._connected:
+                self._connected = False
+                self._lost_at = time.monotonic()
+            elif self._lost_at is not None:
+                # What follows a disconnection follows also the delivery of all that was received before it.
+                self._reconnect("the worker closed the connection")
+                return
+
+    def _watch_time(self) -> None:
+        now = time.monotonic()
+        if self._lost_at is not None and now >= self._lost_at + SETTLE_S:
+            self._reconnect("the worker closed the connection")
+        if not self._connected:
+            for call in [call for call in self._calls.values() if not call.sent and now >= call.connect_by]:
+                self._forget(call)
+                call.replies.put(ConnectionLost(f"no worker answers at {self._endpoint} (is miro-worker running?)"))
+            return
+        if not any(call.sent for call in self._calls.values()):
+            return
+        if now >= self._heard_at + LOST_S:
+            self._reconnect(f"the worker has been silent for {LOST_S:.0f} s")
+        elif self._probe is None and now >= self._heard_at + PROBE_S:
+            self._probe = Call(wire.Ping())
+            for call in self._calls.values():
+                call.probed = call.sent and call.generates
+            self._calls[self._probe.id] = self._probe
+            self._unsent.append(self._probe)
+            self._flush()
+
+    def _timeout_ms(self) -> int | None:
+        """How long to sleep; None, until something happens, when nothing is awaited."""
+        times = [] if self._lost_at is None else [self._lost_at + SETTLE_S]
+        if not self._connected:
+            times += [call.connect_by for call in self._calls.values() if not call.sent]
+        elif self._calls:
+            times.append(self._heard_at + (PROBE_S if self._probe is None else LOST_S))
+        return max(0, int((min(times) - time.monotonic()) * 1e3) + 1) if times else None
+
+    def _probed(self, reply: wire.Reply) -> None:
+        """Requests the worker does not know any more have lost their END."""
+        if self._probe is not None:
+            self._forget(self._probe)
+            self._probe = None
+        if not isinstance(reply, wire.Pong):
+            return
+        live = set(reply.live)
+        for call in [call for call in self._calls.values() if call.probed and call.id not in live]:
+            self._forget(call)
+            call.replies.put(ConnectionLost("the worker no longer knows the request"))
+
+    def _reconnect(self, reason: str) -> None:
+        """The connection is lost: deliver what came over it, fail what was sent on it, start a new one."""
+        self._receive()
+        self._probe = None
+        for call in [call for call in self._calls.values() if call.sent]:
+            self._forget(call)
+            call.replies.put(ConnectionLost(reason))
+        self._close_socket()
+        self._open_socket()
+
+    def _fail(self, error: MiroError) -> None:
+        for call in list(self._calls.values()):
+            self._forget(call)
+            call.replies.put(error)
+
+    def _forget(self, call: Call) -> None:
+        self._calls.pop(call.id, None)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            os.close(self._wake)

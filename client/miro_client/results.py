@@ -1,0 +1,60 @@
+"""What a client gets back. Names and meanings are those of the engine's own completions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class TokenLogprob(NamedTuple):
+    """Natural-log probability of a generated token, and of the most likely tokens at its position, best first."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of a request; cached_tokens are prompt tokens that were not computed again."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Timing:
+    """Where a request's time went in the worker, in milliseconds."""
+
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class Chunk:
+    """One piece of a stream: whole characters, and the ids generated since the last piece."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    choice: int = 0
+
+
+@dataclass(slots=True)
+class Result:
+    """A finished request. `tokens` includes the EOS or stop token that ended it; `text` does not.
+
+    prompt_tokens, seed and fingerprint are what a later request needs to repeat this one.
+    """
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str = "length"
+    usage: Usage = field(default_factory=Usage)
+    logprobs: list[TokenLogprob] | None = None
+    stop: str | int | None = None
+    timing: Timing = field(default_factory=Timing)
+    prompt_tokens: list[int] = field(default_factory=list)
+    seed: int | None = None
+    fingerprint: str = ""

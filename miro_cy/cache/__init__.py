@@ -1,0 +1,1 @@
+"""KV cache bookkeeping: which block belongs to whom. Ints only; the executor owns the memory the block ids name."""

@@ -1,0 +1,39 @@
+"""The pool of KV blocks: fixed-size, reference-counted, handed out from an intrusive free list. Ints only.
+
+Every block is in exactly one place:
+
+    owned     ref >= 1   in as many block tables as its reference count says
+    cached    ref == 0   on the free list, content kept for the prefix index (none yet: n_cached is 0)
+    free      ref == 0   on the free list, content worthless
+
+    free + cached + owned = total, after every step.
+
+The free list is circular through a sentinel (index n_blocks) and lives in two arrays, so that taking a block out of
+its middle costs O(1) and nothing is ever allocated:
+
+    sentinel <-> freed last <-> ... <-> freed first <-> [cached, least recently used first] <-> sentinel
+        alloc() takes here                                blocks that keep content join at this end: reused last
+"""
+
+from cython cimport final
+from libc.stdint cimport int32_t
+
+
+@final
+cdef class BlockPool:
+    cdef readonly int n_blocks
+    cdef readonly int block_size   # tokens a block
+    cdef readonly int n_free
+    cdef readonly int n_cached
+    cdef int32_t[::1] _ref         # [n_blocks]
+    cdef int32_t[::1] _next        # [n_blocks + 1], -1 when the block is not on the list
+    cdef int32_t[::1] _prev        # [n_blocks + 1]
+
+    cpdef int available(self) noexcept
+    cpdef int blocks_for(self, int n_tokens) except -1
+    cpdef int alloc(self) except -1
+    cpdef int incref(self, int block) except -1
+    cpdef int decref(self, int block) except -1
+    cdef int _owned(self, int block) except -1
+    cdef void _unlink(self, int block) noexcept
+    cdef void _link_front(self, int block) noexcept

@@ -1,0 +1,110 @@
+"""BlockPool, see block_pool.pxd."""
+
+import numpy as np
+
+from miro_cy.errors import ConfigError, InternalError
+
+
+cdef class BlockPool:
+    """`n_blocks` KV blocks of `block_size` tokens each. One thread at a time.
+
+    Raises ConfigError when a size is out of range.
+    """
+
+    def __cinit__(self, n_blocks, block_size):
+        for name, value in (("n_blocks", n_blocks), ("block_size", block_size)):
+            if not 1 <= value < 2**31 - 1:
+                raise ConfigError(f"{name} must be between 1 and {2**31 - 2}, not {value}", field=name)
+        self.n_blocks = n_blocks
+        self.block_size = block_size
+        self.n_free = self.n_blocks
+        self.n_cached = 0
+        self._ref = np.zeros(n_blocks, np.int32)
+        # Ascending at first: sentinel -> 0 -> 1 -> ... -> n_blocks - 1 -> sentinel.
+        self._next = np.roll(np.arange(n_blocks + 1, dtype=np.int32), -1)
+        self._prev = np.roll(np.arange(n_blocks + 1, dtype=np.int32), 1)
+
+    cpdef int available(self) noexcept:
+        """Blocks that alloc() can hand out now: free and cached ones."""
+        return self.n_free + self.n_cached
+
+    cpdef int blocks_for(self, int n_tokens) except -1:
+        """Blocks that hold n_tokens tokens."""
+        if n_tokens < 0:
+            raise ValueError(f"a number of tokens cannot be {n_tokens}")
+        return n_tokens // self.block_size + (n_tokens % self.block_size != 0)
+
+    cpdef int alloc(self) except -1:
+        """Take a block, with a reference count of one. InternalError when none is available."""
+        cdef int block = self._next[self.n_blocks]
+        if block == self.n_blocks:
+            raise InternalError("the KV pool has no block left")
+        self._unlink(block)
+        self._ref[block] = 1
+        self.n_free -= 1
+        return block
+
+    cpdef int incref(self, int block) except -1:
+        """One more holder of an owned block. Returns the new count; InternalError when nobody owns it."""
+        self._owned(block)
+        self._ref[block] += 1
+        return self._ref[block]
+
+    cpdef int decref(self, int block) except -1:
+        """One holder less; the last one frees it. Returns the new count; InternalError when nobody owns it."""
+        self._owned(block)
+        self._ref[block] -= 1
+        if self._ref[block] == 0:
+            self._link_front(block)
+            self.n_free += 1
+        return self._ref[block]
+
+    def refcount(self, int block):
+        """Holders of a block; 0 when it is free."""
+        if block < 0 or block >= self.n_blocks:
+            raise InternalError(f"block {block} is outside the pool of {self.n_blocks}")
+        return self._ref[block]
+
+    def check(self, const int32_t[::1] holders=None):
+        """Raise AssertionError unless every block is in exactly one place (promise 3).
+
+        holders: int32 [n_blocks], how many tables hold each block; then the reference counts must equal it.
+        """
+        cdef int at = self._next[self.n_blocks], before = self.n_blocks, seen = 0, owned = 0, block
+        while at != self.n_blocks:
+            if at < 0 or at > self.n_blocks or self._prev[at] != before or self._ref[at] != 0 or seen == self.n_blocks:
+                raise AssertionError(f"the free list is corrupt at block {at}")
+            seen += 1
+            before, at = at, self._next[at]
+        if self._prev[self.n_blocks] != before:
+            raise AssertionError("the free list is corrupt at its end")
+        for block in range(self.n_blocks):
+            if (self._ref[block] == 0) == (self._next[block] < 0):
+                raise AssertionError(f"block {block} has {self._ref[block]} holders; on the free list or not?")
+            owned += self._ref[block] > 0
+            if holders is not None and holders[block] != self._ref[block]:
+                raise AssertionError(f"block {block}: reference count {self._ref[block]}, holders {holders[block]}")
+        if seen != self.n_free + self.n_cached or seen + owned != self.n_blocks:
+            raise AssertionError(
+                f"{self.n_free} free + {self.n_cached} cached + {owned} owned blocks are not {self.n_blocks}"
+            )
+
+    cdef int _owned(self, int block) except -1:
+        if block < 0 or block >= self.n_blocks:
+            raise InternalError(f"block {block} is outside the pool of {self.n_blocks}")
+        if self._ref[block] < 1:
+            raise InternalError(f"block {block} is free already")
+        return 0
+
+    cdef void _unlink(self, int block) noexcept:
+        self._next[self._prev[block]] = self._next[block]
+        self._prev[self._next[block]] = self._prev[block]
+        self._next[block] = self._prev[block] = -1
+
+    cdef void _link_front(self, int block) noexcept:
+        # The block freed last is taken first: it is the one most likely still in a CPU cache.
+        cdef int first = self._next[self.n_blocks]
+        self._next[block] = first
+        self._prev[block] = self.n_blocks
+        self._prev[first] = block
+        self._next[self.n_blocks] = block

@@ -1,0 +1,92 @@
+"""BlockTables, see block_table.pxd."""
+
+import numpy as np
+
+from miro_cy.errors import ConfigError, InternalError
+
+
+cdef class BlockTables:
+    """Tables of up to `max_blocks` blocks for `n_slots` sequences in `n_groups` layer groups. One thread at a time.
+
+    Raises ConfigError when a size is out of range.
+    """
+
+    def __cinit__(self, n_groups, n_slots, max_blocks):
+        for name, value in (("n_groups", n_groups), ("n_slots", n_slots), ("max_blocks", max_blocks)):
+            if not 1 <= value < 2**31:
+                raise ConfigError(f"{name} must be between 1 and {2**31 - 1}, not {value}", field=name)
+        self.n_groups = n_groups
+        self.n_slots = n_slots
+        self.max_blocks = max_blocks
+        self.table = np.full((n_groups, n_slots, max_blocks), NO_BLOCK, np.int32)
+        self._length = np.zeros((n_groups, n_slots), np.int32)
+
+    @property
+    def array(self):
+        """The block ids, int32 [groups, slots, max_blocks]; the memory itself, to be read only."""
+        return np.asarray(self.table)
+
+    cpdef int length(self, int slot) except -1:
+        """Blocks in the longest table of a slot."""
+        cdef int group, longest = 0
+        if slot < 0 or slot >= self.n_slots:
+            raise InternalError(f"block table slot {slot} is outside 0..{self.n_slots - 1}")
+        for group in range(self.n_groups):
+            longest = max(longest, self._length[group, slot])
+        return longest
+
+    cpdef int missing(self, int slot, int n_blocks) except -1:
+        """Blocks that the pool must give, over all groups, for tables of at least n_blocks entries."""
+        cdef int group, need = 0
+        if slot < 0 or slot >= self.n_slots or n_blocks > self.max_blocks:
+            raise InternalError(
+                f"no table of {n_blocks} blocks in slot {slot}: the limits are {self.max_blocks} and {self.n_slots}")
+        for group in range(self.n_groups):
+            need += max(0, n_blocks - self._length[group, slot])
+        return need
+
+    cpdef int extend(self, BlockPool pool, int slot, int n_blocks) except -1:
+        """Lengthen a slot's tables to at least n_blocks entries, all groups or none; returns the blocks taken.
+
+        InternalError when the pool has too few: ask `missing` first.
+        """
+        cdef int group, at
+        cdef int need = self.missing(slot, n_blocks)
+        if need > pool.available():
+            raise InternalError(f"slot {slot} needs {need} more KV blocks, {pool.available()} are available")
+        for group in range(self.n_groups):
+            for at in range(self._length[group, slot], n_blocks):
+                self.table[group, slot, at] = pool.alloc()
+                self._length[group, slot] = at + 1
+        return need
+
+    cpdef int free(self, BlockPool pool, int slot) except -1:
+        """Give back every block of a slot; returns how many entries there were."""
+        cdef int group, at, n = 0
+        self.length(slot)
+        for group in range(self.n_groups):
+            # From the end, so that the table is whole at every moment.
+            for at in range(self._length[group, slot] - 1, -1, -1):
+                pool.decref(self.table[group, slot, at])
+                self.table[group, slot, at] = NO_BLOCK
+                self._length[group, slot] = at
+                n += 1
+        return n
+
+    def holders(self, int n_blocks):
+        """How many table entries name each block: int32 [n_blocks]. AssertionError when a table is corrupt."""
+        counts = np.zeros(n_blocks, np.int32)
+        cdef int32_t[::1] count = counts
+        cdef int group, slot, at, block
+        for group in range(self.n_groups):
+            for slot in range(self.n_slots):
+                for at in range(self.max_blocks):
+                    block = self.table[group, slot, at]
+                    if at >= self._length[group, slot]:
+                        if block != NO_BLOCK:
+                            raise AssertionError(f"slot {slot} names block {block} past its end")
+                    elif block < 0 or block >= n_blocks:
+                        raise AssertionError(f"slot {slot} names block {block} of {n_blocks}")
+                    else:
+                        count[block] += 1
+        return counts

@@ -1,0 +1,313 @@
+"""SequenceTable, the one gate that every state change passes; see request.pxd for the diagram."""
+
+from libc.math cimport NAN, isnan
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy
+
+import numpy as np
+
+from miro_cy.errors import InternalError
+
+_NAMES = ("nothing", "queued", "prefilling", "decoding", "finished")
+
+# The legal edges: bit t of _EDGES[s] allows s -> t.
+cdef int[5] _EDGES = [
+    1 << QUEUED,                                      # from NOTHING
+    1 << PREFILLING | 1 << FINISHED,                  # from QUEUED
+    1 << DECODING | 1 << QUEUED | 1 << FINISHED,      # from PREFILLING
+    1 << QUEUED | 1 << FINISHED,                      # from DECODING
+    1 << NOTHING,                                     # from FINISHED
+]
+
+
+class StaleHandle(InternalError):
+    """A handle was used after the transition that spent it: a bug in the scheduler."""
+
+
+def legal_edges():
+    """The edge table by name, as {(from, to)}, for tests and documentation."""
+    return {(_NAMES[s], _NAMES[t]) for s in range(5) for t in range(5) if _EDGES[s] >> t & 1}
+
+
+cdef int stored_limit(const Sequence* seq) noexcept:
+    """Tokens whose keys and values are ever stored: the last generated one is never fed back."""
+    return max(seq.n_prompt, seq.capacity - 1)
+
+
+cdef int to_compute(const Sequence* seq) noexcept:
+    """Tokens to be computed before the next one can be generated; 0 for a sequence that waits to be finished."""
+    return min(seq.n_tokens, stored_limit(seq)) - seq.n_computed
+
+
+cdef int logits_rows(const Sequence* seq, int n_tok) noexcept:
+    """Of the next n_tok tokens to compute, how many at their end need logits."""
+    cdef int end = seq.n_computed + n_tok
+    cdef int last = end == seq.n_tokens
+    if seq.logits_from < 0:
+        return last
+    return max(last, end - max(seq.n_computed, seq.logits_from))
+
+
+cdef class SequenceTable:
+    """Every live sequence; n_entries of them at most, n_slots of which may own KV blocks at once.
+
+    Handles are C structs; Python (tests) sees them as dicts {"slot", "generation"}.
+    """
+
+    def __cinit__(self, BlockPool pool not None, BlockTables tables not None, int n_entries, int n_slots):
+        if n_entries < 1 or not 1 <= n_slots <= tables.n_slots:
+            raise ValueError(f"no sequence table with {n_entries} entries and {n_slots} of {tables.n_slots} slots")
+        self.pool = pool
+        self.tables = tables
+        self.n_entries = self.n_entries_free = n_entries
+        self.n_slots_free = n_slots
+        self._free_entry = np.arange(n_entries, dtype=np.int32)[::-1].copy()
+        self._free_slot = np.arange(n_slots, dtype=np.int32)[::-1].copy()
+        self._entry = <Sequence*> calloc(n_entries, sizeof(Sequence))
+        if self._entry == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        cdef int i
+        if self._entry != NULL:
+            for i in range(self.n_entries):
+                free(self._entry[i].tokens)
+            free(self._entry)
+
+    # --- transitions ---------------------------------------------------------------------------------------------
+
+    cpdef Queued create(
+        self, int64_t sequence_id, const int32_t[::1] tokens, int max_new, int logits_from, double now
+    ) except *:
+        """A new sequence with its own copy of the prompt. The arguments must have passed Limits.check."""
+        cdef int n = <int> tokens.shape[0], slot
+        cdef Sequence* seq
+        if n < 1 or max_new < 0 or n > 2147483647 - max_new:
+            raise ValueError(f"no sequence of {n} + {max_new} tokens")
+        if self.n_entries_free == 0:
+            raise InternalError(f"all {self.n_entries} sequence entries are taken")
+        slot = self._free_entry[self.n_entries_free - 1]
+        seq = &self._entry[slot]
+        # Room for the longest it may become: nothing can fail half-way through a step. Untouched pages cost nothing.
+        seq.tokens = <int32_t*> malloc((<size_t> n + max_new) * sizeof(int32_t))
+        if seq.tokens == NULL:
+            raise MemoryError()
+        memcpy(seq.tokens, &tokens[0], n * sizeof(int32_t))
+        self.n_entries_free -= 1
+        seq.id = sequence_id
+        seq.n_prompt = seq.n_tokens = n
+        seq.capacity = n + max_new
+        seq.n_computed = 0
+        seq.logits_from = logits_from
+        seq.table_slot = -1
+        seq.arrival = now
+        seq.admitted = seq.first_token = NAN
+        return Queued(slot, self._move(slot, seq.generation, NOTHING, QUEUED))
+
+    cpdef Prefilling admit(self, Queued h, double now) except *:
+        """Queued -> Prefilling: take a table slot and every block that its tokens and the next one need."""
+        cdef Sequence* seq = self._at(h.slot, h.generation, QUEUED)
+        cdef int slot
+        if self.n_slots_free == 0:
+            raise InternalError("all block table slots are taken")
+        slot = self._free_slot[self.n_slots_free - 1]
+        self.tables.extend(self.pool, slot, self.pool.blocks_for(min(seq.n_tokens + 1, stored_limit(seq))))
+        self.n_slots_free -= 1
+        seq.table_slot = slot
+        if isnan(seq.admitted):
+            seq.admitted = now
+        return Prefilling(h.slot, self._move(h.slot, h.generation, QUEUED, PREFILLING))
+
+    cpdef Decoding start_decoding(self, Prefilling h, int token, double now) except *:
+        """Prefilling -> Decoding: all its tokens are computed and their last logits gave `token`."""
+        cdef Sequence* seq = self._at(h.slot, h.generation, PREFILLING)
+        self._append(seq, token)
+        if isnan(seq.first_token):
+            seq.first_token = now
+        return Decoding(h.slot, self._move(h.slot, h.generation, PREFILLING, DECODING))
+
+    cpdef Queued preempt_prefilling(self, Prefilling h) except *:
+        """Prefilling -> Queued: its blocks go back, its tokens will be computed again."""
+        self._give_back(self._at(h.slot, h.generation, PREFILLING))
+        return Queued(h.slot, self._move(h.slot, h.generation, PREFILLING, QUEUED))
+
+    cpdef Queued preempt_decoding(self, Decoding h) except *:
+        """Decoding -> Queued: its blocks go back, its tokens, generated ones too, will be computed again."""
+        self._give_back(self._at(h.slot, h.generation, DECODING))
+        return Queued(h.slot, self._move(h.slot, h.generation, DECODING, QUEUED))
+
+    cpdef Finished finish_queued(self, Queued h) except *:
+        """Queued -> Finished."""
+        return Finished(h.slot, self._move(h.slot, h.generation, QUEUED, FINISHED))
+
+    cpdef Finished finish_prefilling(self, Prefilling h) except *:
+        """Prefilling -> Finished: its blocks go back."""
+        self._give_back(self._at(h.slot, h.generation, PREFILLING))
+        return Finished(h.slot, self._move(h.slot, h.generation, PREFILLING, FINISHED))
+
+    cpdef Finished finish_decoding(self, Decoding h) except *:
+        """Decoding -> Finished: its blocks go back."""
+        self._give_back(self._at(h.slot, h.generation, DECODING))
+        return Finished(h.slot, self._move(h.slot, h.generation, DECODING, FINISHED))
+
+    cpdef int forget(self, Finished h) except -1:
+        """Finished -> nothing: the entry can be used again."""
+        self._move(h.slot, h.generation, FINISHED, NOTHING)
+        free(self._entry[h.slot].tokens)
+        self._entry[h.slot].tokens = NULL
+        self._free_entry[self.n_entries_free] = h.slot
+        self.n_entries_free += 1
+        return 0
+
+    # --- queries -------------------------------------------------------------------------------------------------
+
+    cdef bint holds_prefilling(self, Prefilling h) noexcept:
+        return self._entry[h.slot].generation == h.generation and self._entry[h.slot].state == PREFILLING
+
+    cdef bint holds_decoding(self, Decoding h) noexcept:
+        return self._entry[h.slot].generation == h.generation and self._entry[h.slot].state == DECODING
+
+    cdef const Sequence* queued(self, Queued h) except NULL:
+        return self._at(h.slot, h.generation, QUEUED)
+
+    cdef const Sequence* prefilling(self, Prefilling h) except NULL:
+        return self._at(h.slot, h.generation, PREFILLING)
+
+    cdef const Sequence* decoding(self, Decoding h) except NULL:
+        return self._at(h.slot, h.generation, DECODING)
+
+    cdef const Sequence* entry(self, int slot) except NULL:
+        """A live entry, whatever its state, to be read only."""
+        if slot < 0 or slot >= self.n_entries or self._entry[slot].state == NOTHING:
+            raise InternalError(f"no sequence in entry {slot}")
+        return &self._entry[slot]
+
+    # --- blocks and tokens ---------------------------------------------------------------------------------------
+
+    cpdef int blocks_to_admit(self, Queued h) except -1:
+        """Blocks that `admit` takes."""
+        cdef Sequence* seq = self._at(h.slot, h.generation, QUEUED)
+        return self.tables.n_groups * self.pool.blocks_for(min(seq.n_tokens + 1, stored_limit(seq)))
+
+    cpdef int blocks_to_grow(self, Decoding h) except -1:
+        """Blocks that `grow` takes."""
+        cdef Sequence* seq = self._at(h.slot, h.generation, DECODING)
+        return self.tables.missing(seq.table_slot, self.pool.blocks_for(min(seq.n_tokens, stored_limit(seq))))
+
+    cpdef int grow(self, Decoding h) except -1:
+        """Make room for its last token; returns the blocks taken. InternalError when the pool has too few."""
+        cdef Sequence* seq = self._at(h.slot, h.generation, DECODING)
+        return self.tables.extend(
+            self.pool, seq.table_slot, self.pool.blocks_for(min(seq.n_tokens, stored_limit(seq))))
+
+    cpdef bint is_growing(self, int slot) except -1:
+        """Whether the sequence in this entry owns blocks and may come to need more."""
+        cdef const Sequence* seq = self.entry(slot)
+        if seq.table_slot < 0:
+            return False
+        return self.tables.missing(seq.table_slot, self.pool.blocks_for(stored_limit(seq))) > 0
+
+    cpdef int push_chunk(self, Prefilling h, BatchView view, int n_tok) except -1:
+        """Add a row with its next n_tok tokens to the view; returns the logits rows it asks for."""
+        cdef Sequence* seq = self._at(h.slot, h.generation, PREFILLING)
+        cdef int n_log = logits_rows(seq, n_tok)
+        if n_tok < 1 or n_tok > to_compute(seq):
+            raise InternalError(f"sequence {seq.id} has no {n_tok} tokens to compute")
+        view.push_row(seq.table_slot, seq.n_computed, seq.tokens + seq.n_computed, n_tok, n_log)
+        return n_log
+
+    cpdef int push_next(self, Decoding h, BatchView view) except -1:
+        """Add a row with the token generated last to the view; returns the logits rows it asks for."""
+        cdef Sequence* seq = self._at(h.slot, h.generation, DECODING)
+        if to_compute(seq) != 1 or self.blocks_to_grow(h) > 0:
+            raise InternalError(f"sequence {seq.id} has no token to decode, or no room for it")
+        view.push_row(seq.table_slot, seq.n_computed, seq.tokens + seq.n_computed, 1, 1)
+        return 1
+
+    cpdef int advance_prefilling(self, Prefilling h, int n_tok) except -1:
+        """Its next n_tok tokens are in the KV cache now; returns how many are still to be computed."""
+        return self._advance(self._at(h.slot, h.generation, PREFILLING), n_tok)
+
+    cpdef int advance_decoding(self, Decoding h) except -1:
+        """Its last token is in the KV cache now."""
+        return self._advance(self._at(h.slot, h.generation, DECODING), 1)
+
+    cpdef int append(self, Decoding h, int token) except -1:
+        """Its last logits gave `token`."""
+        return self._append(self._at(h.slot, h.generation, DECODING), token)
+
+    # --- the gate ------------------------------------------------------------------------------------------------
+
+    cdef Sequence* _at(self, int slot, uint32_t generation, State state) except NULL:
+        """The entry behind a handle, if the handle is still good."""
+        if slot < 0 or slot >= self.n_entries:
+            raise StaleHandle(f"no sequence entry {slot}")
+        cdef Sequence* seq = &self._entry[slot]
+        if seq.generation != generation or seq.state != state:
+            raise StaleHandle(
+                f"a {_NAMES[state]} handle of entry {slot} is spent: the entry is {_NAMES[seq.state]}, "
+                f"generation {seq.generation}, the handle's is {generation}"
+            )
+        return seq
+
+    cdef uint32_t _move(self, int slot, uint32_t generation, State source, State target) except? 0:
+        """Change a state: the only place that does. Returns the generation of the new handle."""
+        cdef Sequence* seq = self._at(slot, generation, source)
+        if not _EDGES[<int> source] >> target & 1:
+            raise InternalError(f"a {_NAMES[source]} sequence cannot become {_NAMES[target]}")
+        seq.state = target
+        seq.generation += 1
+        return seq.generation
+
+    cdef int _give_back(self, Sequence* seq) except -1:
+        self.tables.free(self.pool, seq.table_slot)
+        self._free_slot[self.n_slots_free] = seq.table_slot
+        self.n_slots_free += 1
+        seq.table_slot = -1
+        seq.n_computed = 0
+        return 0
+
+    cdef int _advance(self, Sequence* seq, int n_tok) except -1:
+        if n_tok < 1 or n_tok > to_compute(seq):
+            raise InternalError(f"sequence {seq.id} cannot advance by {n_tok} tokens")
+        seq.n_computed += n_tok
+        if seq.logits_from >= 0:
+            # Delivered logits are not asked for again when a preemption has the prompt recomputed.
+            seq.logits_from = max(seq.logits_from, seq.n_computed)
+        return seq.n_tokens - seq.n_computed
+
+    cdef int _append(self, Sequence* seq, int token) except -1:
+        if seq.n_computed != seq.n_tokens or seq.n_tokens == seq.capacity or token < 0:
+            raise InternalError(f"sequence {seq.id} cannot take token {token} now")
+        seq.tokens[seq.n_tokens] = token
+        seq.n_tokens += 1
+        return 0
+
+    def check(self):
+        """Raise AssertionError unless entries, states, slots and blocks agree (promise 3)."""
+        cdef Sequence* seq
+        cdef int i, live = 0
+        slots = set()
+        for i in range(self.n_entries):
+            seq = &self._entry[i]
+            if seq.state == NOTHING:
+                continue
+            live += 1
+            owner = seq.state == PREFILLING or seq.state == DECODING
+            if owner != (seq.table_slot >= 0) or seq.table_slot in slots:
+                raise AssertionError(f"sequence {seq.id} is {_NAMES[seq.state]} with table slot {seq.table_slot}")
+            if not 0 <= seq.n_computed <= seq.n_tokens <= seq.capacity or (not owner and seq.n_computed):
+                raise AssertionError(f"sequence {seq.id}: {seq.n_computed}, {seq.n_tokens}, {seq.capacity} tokens")
+            if owner:
+                slots.add(seq.table_slot)
+                if self.pool.blocks_for(seq.n_computed) > self.tables.length(seq.table_slot):
+                    raise AssertionError(f"sequence {seq.id} has computed tokens outside its blocks")
+        if live + self.n_entries_free != self.n_entries:
+            raise AssertionError(f"{live} live and {self.n_entries_free} free entries are not {self.n_entries}")
+        free_slots = {self._free_slot[i] for i in range(self.n_slots_free)}
+        if len(free_slots) != self.n_slots_free or slots & free_slots:
+            raise AssertionError("a block table slot has two owners")
+        for i in range(self.tables.n_slots):
+            if i not in slots and self.tables.length(i) > 0:
+                raise AssertionError(f"table slot {i} holds blocks and has no owner")
+        self.pool.check(self.tables.holders(self.pool.n_blocks))

@@ -1,0 +1,339 @@
+"""The continuous batcher: plan() says what the next step computes, commit() takes in what it gave.
+
+A step, in order:
+
+    1. Every decoding sequence gets its next token, oldest first. When the pool has no block for it, the newest
+       running sequence gives its blocks back and goes to the front of the queue (it may be the one that asked).
+    2. What is left of the step's budget goes to prompt chunks, first come, first served.
+    3. While budget is left, waiting sequences are admitted, in order, none overtaking another. One is admitted when
+       the pool has all the blocks for its tokens and the next one (a preempted sequence's tokens are its prompt and
+       all it has generated), and beside them a block, in each layer group, for every running sequence that may still
+       grow: what is admitted should not be preempted at once.
+
+Why this ends: the oldest running sequence is never preempted for another, and whatever `check` let in fits an empty
+pool, so the oldest live sequence always advances.
+"""
+
+from libc.math cimport isnan
+from libc.stdint cimport int32_t, int64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+import numpy as np
+
+from miro_cy.errors import BadField, ConfigError, InternalError, QueueFull
+from miro_cy.sched.budget import StepBudget
+from miro_cy.sched.config import SchedulerConfig
+from miro_cy.sched.limits import Limits
+
+from miro_cy.batch cimport BatchView
+from miro_cy.cache.block_pool cimport BlockPool
+from miro_cy.cache.block_table cimport BlockTables
+from miro_cy.sched.request cimport (
+    DECODING, PREFILLING, QUEUED, Decoding, Prefilling, Sequence, SequenceTable, to_compute)
+from miro_cy.sched.sets cimport SequenceSets
+
+__all__ = ["Scheduler", "SchedulerConfig"]
+
+#: Longest advice for a client that found the queue full, in milliseconds.
+MAX_RETRY_MS = 60_000
+
+
+cdef class Scheduler:
+    """Decides, a step at a time, which tokens of which sequences are computed.
+
+    pool, tables: the KV bookkeeping; nobody else takes blocks from it. max_context: most tokens of a sequence.
+    clock: monotonic seconds. One thread calls it, except `check`, which any thread may.
+
+    Raises ConfigError when the parts do not fit each other.
+    """
+
+    cdef readonly BatchView view        # the view plan() fills, its sizes are the largest a step can have
+    cdef readonly object limits
+    cdef readonly object config
+    cdef readonly int max_logits        # most logits rows of a step
+    cdef readonly int preemptions       # since the start
+    cdef BlockPool _pool
+    cdef SequenceTable _table
+    cdef SequenceSets _sets
+    cdef object _clock
+    cdef object _budget
+    # The last plan: its rows are n_planned_decode Decoding handles, then Prefilling ones.
+    cdef bint _is_planned               # between plan() and commit()
+    cdef int _n_decode
+    cdef Decoding* _decode_row          # [max_num_seqs]
+    cdef Prefilling* _chunk_row         # [max_num_seqs]
+    cdef int64_t[::1] _row_id           # [max_num_seqs]
+
+    def __cinit__(
+        self, BlockPool pool not None, BlockTables tables not None, config, *, max_context, clock
+    ):
+        cdef int n_rows = config.max_num_seqs
+        cdef int64_t table_tokens = min(<int64_t> tables.max_blocks * pool.block_size, <int64_t> 2147483647)
+        if tables.n_slots < n_rows:
+            raise ConfigError(
+                f"max_num_seqs is {n_rows}, the block tables have {tables.n_slots} slots", field="max_num_seqs")
+        if not 1 <= max_context <= table_tokens:
+            raise ConfigError(
+                f"max_context must be between 1 and the {table_tokens} tokens of a block table, not {max_context}",
+                field="max_context")
+        self.config = config
+        self.limits = Limits(max_context, <int64_t> (pool.n_blocks // tables.n_groups) * pool.block_size)
+        self._clock = clock
+        self._budget = StepBudget(config)
+        self._pool = pool
+        # Preempted sequences wait beside max_waiting others, hence room for both.
+        self._table = SequenceTable(pool, tables, config.max_waiting + n_rows, n_rows)
+        self._sets = SequenceSets(self._table)
+        # A prompt chunk leaves at most max_num_seqs - 1 decode rows.
+        self.view = BatchView(n_rows, max(config.max_step_tokens, n_rows + self._budget.min_tokens), tables.table)
+        self.max_logits = n_rows + config.max_score_tokens
+        self._row_id = np.zeros(n_rows, np.int64)
+        self._decode_row = <Decoding*> malloc(n_rows * sizeof(Decoding))
+        self._chunk_row = <Prefilling*> malloc(n_rows * sizeof(Prefilling))
+        if self._decode_row == NULL or self._chunk_row == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        free(self._decode_row)
+        free(self._chunk_row)
+
+    # --- arrival -------------------------------------------------------------------------------------------------
+
+    def check(self, n_prompt, max_new):
+        """Refuse what `add` would refuse whatever else is running; any thread. Raises as Limits.check."""
+        self.limits.check(n_prompt, max_new)
+
+    def add(self, const int32_t[::1] tokens not None, max_new, *, logits_from=-1):
+        """Queue a sequence; returns its id, larger than any before.
+
+        tokens: the prompt, int32 [n], copied. max_new: most tokens to generate. logits_from: first prompt position
+        whose logits are wanted (scoring); -1: only the last.
+        Raises BadField, ContextOverflow, Unschedulable, or QueueFull with an estimate of when to try again.
+        """
+        cdef Py_ssize_t n = tokens.shape[0], i
+        self.limits.check(n, max_new)
+        if not -1 <= logits_from < n:
+            raise BadField(f"logits_from must be between -1 and {n - 1}, not {logits_from}", field="logits_from")
+        for i in range(n):
+            if tokens[i] < 0:
+                raise BadField(f"token {i} of the prompt is {tokens[i]}, ids start at 0", field="prompt")
+        cdef double now = self._clock()
+        if self._sets.n_waiting >= self.config.max_waiting:
+            raise QueueFull(
+                f"{self._sets.n_waiting} sequences wait already (limit {self.config.max_waiting})",
+                retry_after_ms=self._retry_after_ms(now),
+            )
+        return self._sets.add(tokens, max_new, logits_from, now)
+
+    cdef int _retry_after_ms(self, double now) except -1:
+        # The first in the queue saw all the places before it go while it waited: its age over the queue's length is
+        # about how long it takes for one place to become free.
+        age = now - self._table.queued(self._sets.waiting[0]).arrival
+        return <int> (min(max(1000.0 * age / self._sets.n_waiting, self.config.step_ms, 1.0), MAX_RETRY_MS))
+
+    # --- a step --------------------------------------------------------------------------------------------------
+
+    def plan(self):
+        """The next step's batch, or None when there is nothing to compute.
+
+        The view is the scheduler's own and is filled anew by the next call. A plan that is never committed (the step
+        failed) changes nothing: the next one computes the same tokens again.
+        """
+        self.view.clear()
+        self._is_planned = False
+        self._plan_decodes()
+        self._plan_chunks()
+        if self.view.n_rows == 0:
+            if self._sets.n_waiting > 0 and self._sets.n_running() == 0:
+                raise InternalError("the KV pool is empty of sequences and yet cannot take the first in the queue")
+            return None
+        self._is_planned = True
+        return self.view
+
+    cdef int _plan_decodes(self) except -1:
+        """A row for each decoding sequence, preempting the newest when there is no room for it."""
+        cdef int i = 0
+        cdef Decoding h
+        self._n_decode = 0
+        while i < self._sets.n_decoding:
+            h = self._sets.decoding[i]
+            if to_compute(self._table.decoding(h)) == 0:  # waits to be finished
+                i += 1
+            elif self._table.blocks_to_grow(h) <= self._pool.available():
+                self._table.grow(h)
+                self._row_id[self.view.n_rows] = self._table.decoding(h).id
+                self._table.push_next(h, self.view)
+                self._decode_row[self._n_decode] = h
+                self._n_decode += 1
+                i += 1
+            elif self._sets.n_running() > 1:
+                # The victim is not older than h, so it has no row yet; if it is h itself, this loop ends.
+                self._sets.preempt_newest()
+                self.preemptions += 1
+            else:
+                raise InternalError("the whole KV pool cannot hold the only running sequence")
+        return 0
+
+    cdef int _plan_chunks(self) except -1:
+        """Prompt chunks for the rest of the budget, admitting what fits."""
+        cdef int tokens = self._budget.prompt_tokens(self._n_decode)
+        cdef int scores = self.config.max_score_tokens
+        cdef int i = 0, n
+        cdef double now = self._clock()
+        while tokens > 0:
+            if i == self._sets.n_prefilling:
+                if not self._can_admit():
+                    break
+                self._sets.admit_first(now)
+            n = self._chunk_tokens(self._sets.prefilling[i], tokens, scores)
+            if n > 0:
+                tokens -= n
+                scores -= self._push_chunk(self._sets.prefilling[i], n)
+            i += 1
+        return 0
+
+    cdef bint _can_admit(self) except -1:
+        cdef int i, reserve = 0
+        if self._sets.n_waiting == 0 or self._sets.n_running() == self.config.max_num_seqs:
+            return False
+        for i in range(self._sets.n_prefilling):
+            reserve += self._table.is_growing(self._sets.prefilling[i].slot)
+        for i in range(self._sets.n_decoding):
+            reserve += self._table.is_growing(self._sets.decoding[i].slot)
+        reserve *= self._table.tables.n_groups
+        return self._table.blocks_to_admit(self._sets.waiting[0]) + reserve <= self._pool.available()
+
+    cdef int _chunk_tokens(self, Prefilling h, int tokens, int scores) except -1:
+        """How many tokens of a prompt this step computes, given what is left of tokens and scored logits rows."""
+        cdef const Sequence* seq = self._table.prefilling(h)
+        cdef int n = min(tokens, to_compute(seq))
+        if seq.logits_from >= 0:
+            n = min(n, max(seq.logits_from - seq.n_computed, 0) + scores)
+        return n
+
+    cdef int _push_chunk(self, Prefilling h, int n) except -1:
+        """Add the row; returns how many scored logits rows it takes."""
+        cdef const Sequence* seq = self._table.prefilling(h)
+        self._row_id[self.view.n_rows] = seq.id
+        self._chunk_row[self.view.n_rows - self._n_decode] = h
+        cdef int rows = self._table.push_chunk(h, self.view, n)
+        return rows if 0 <= seq.logits_from < seq.n_computed + n else 0
+
+    def planned(self):
+        """Sequence ids of the last plan's rows, in order; decode rows come first."""
+        return [self._row_id[i] for i in range(self.view.n_rows)]
+
+    def commit(self, const int32_t[::1] sampled not None, double seconds):
+        """Take in the last plan's step.
+
+        sampled: int32 [rows], the token drawn from the last logits row of row i, or -1 for none: the chunk ends
+        before its sequence does, or the sequence is to be finished instead. seconds: how long the step took.
+        Rows whose sequence was finished since the plan are skipped. Raises ValueError and changes nothing when there
+        is no plan to commit or `sampled` does not fit it.
+        """
+        cdef int i, n_prompt = 0
+        if not self._is_planned:
+            raise ValueError("commit without a plan")
+        if sampled.shape[0] != self.view.n_rows:
+            raise ValueError(f"{sampled.shape[0]} sampled tokens for {self.view.n_rows} rows")
+        for i in range(self.view.n_rows):
+            self._check_sampled(i, sampled[i])
+            n_prompt += self.view.n_tok[i] if i >= self._n_decode else 0
+        self._budget.observe(self._n_decode, n_prompt, seconds)
+        self._is_planned = False
+        cdef double now = self._clock()
+        for i in range(self.view.n_rows):
+            if i < self._n_decode:
+                self._commit_decode(self._decode_row[i], sampled[i])
+            else:
+                self._commit_chunk(self._chunk_row[i - self._n_decode], self.view.n_tok[i], sampled[i], now)
+
+    cdef int _check_sampled(self, int row, int token) except -1:
+        cdef const Sequence* seq
+        if token == -1 or not self._sets.is_live(self._row_id[row]):
+            return 0
+        seq = self._sets.find(self._row_id[row])
+        if token < -1 or seq.n_computed + self.view.n_tok[row] != seq.n_tokens or seq.n_tokens == seq.capacity:
+            raise ValueError(f"row {row} (sequence {seq.id}) cannot take token {token}")
+        return 0
+
+    cdef int _commit_decode(self, Decoding h, int token) except -1:
+        if self._table.holds_decoding(h):
+            self._table.advance_decoding(h)
+            if token >= 0:
+                self._table.append(h, token)
+        return 0
+
+    cdef int _commit_chunk(self, Prefilling h, int n_tok, int token, double now) except -1:
+        if self._table.holds_prefilling(h):
+            self._table.advance_prefilling(h, n_tok)
+            if token >= 0:
+                self._sets.start_decoding(h, token, now)
+        return 0
+
+    def finish(self, seq):
+        """End a live sequence in whatever state it is: its blocks are free at once and its id is forgotten.
+
+        Raises InternalError when no live sequence has that id.
+        """
+        self._sets.finish(seq)
+
+    # --- what can be seen ----------------------------------------------------------------------------------------
+
+    @property
+    def n_waiting(self):
+        """Sequences in the queue, preempted ones included."""
+        return self._sets.n_waiting
+
+    @property
+    def n_running(self):
+        """Sequences that own KV blocks."""
+        return self._sets.n_running()
+
+    @property
+    def has_work(self):
+        """Whether any sequence waits or has tokens to compute. False when all that is left waits to be finished."""
+        cdef int i
+        if self._sets.n_waiting > 0:
+            return True
+        for i in range(self._sets.n_prefilling):
+            if to_compute(self._table.prefilling(self._sets.prefilling[i])) > 0:
+                return True
+        for i in range(self._sets.n_decoding):
+            if to_compute(self._table.decoding(self._sets.decoding[i])) > 0:
+                return True
+        return False
+
+    def is_live(self, seq):
+        """Whether the sequence was added and is not finished."""
+        return self._sets.is_live(seq)
+
+    def tokens(self, seq):
+        """Prompt and generated tokens, int32 [n], a copy. InternalError when it is not live, as below."""
+        cdef const Sequence* s = self._sets.find(seq)
+        copy = np.empty(s.n_tokens, np.int32)
+        cdef int32_t[::1] to = copy
+        memcpy(&to[0], s.tokens, s.n_tokens * sizeof(int32_t))
+        return copy
+
+    def num_computed(self, seq):
+        """Tokens in the KV cache; 0 again after a preemption."""
+        return self._sets.find(seq).n_computed
+
+    def state(self, seq):
+        """'queued', 'prefilling' or 'decoding'."""
+        return {QUEUED: "queued", PREFILLING: "prefilling", DECODING: "decoding"}[self._sets.find(seq).state]
+
+    def times(self, seq):
+        """(arrival, first admission, first generated token) in seconds of the clock; None for what is yet to come."""
+        cdef const Sequence* s = self._sets.find(seq)
+        return (
+            s.arrival,
+            None if isnan(s.admitted) else s.admitted,
+            None if isnan(s.first_token) else s.first_token,
+        )
+
+    def check_integrity(self):
+        """Raise AssertionError unless free + cached + owned blocks = total and every holder is counted (promise 3)."""
+        self._sets.check()

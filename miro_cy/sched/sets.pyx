@@ -1,0 +1,154 @@
+"""SequenceSets, see sets.pxd."""
+
+from libc.stdlib cimport free, malloc
+from libc.string cimport memmove
+
+from miro_cy.errors import InternalError
+
+from miro_cy.sched.request cimport DECODING, PREFILLING, QUEUED
+
+ctypedef fused Handle:
+    Queued
+    Prefilling
+    Decoding
+
+
+cdef void insert(Handle* items, int n, int at, Handle h) noexcept:
+    memmove(&items[at + 1], &items[at], (n - at) * sizeof(Handle))
+    items[at] = h
+
+
+cdef void remove(Handle* items, int n, int at) noexcept:
+    memmove(&items[at], &items[at + 1], (n - at - 1) * sizeof(Handle))
+
+
+cdef int position(const Handle* items, int n, int slot) except -1:
+    """Where the handle of an entry is in a set."""
+    cdef int at
+    for at in range(n):
+        if items[at].slot == slot:
+            return at
+    raise InternalError(f"sequence entry {slot} is in no set")
+
+
+cdef class SequenceSets:
+    """The live sequences of a table, by state. One thread."""
+
+    def __cinit__(self, SequenceTable table not None):
+        self.table = table
+        self._slot_of = {}
+        self.waiting = <Queued*> malloc(table.n_entries * sizeof(Queued))
+        self.prefilling = <Prefilling*> malloc(table.n_entries * sizeof(Prefilling))
+        self.decoding = <Decoding*> malloc(table.n_entries * sizeof(Decoding))
+        if self.waiting == NULL or self.prefilling == NULL or self.decoding == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        free(self.waiting)
+        free(self.prefilling)
+        free(self.decoding)
+
+    cdef int64_t add(self, const int32_t[::1] tokens, int max_new, int logits_from, double now) except -1:
+        """A new sequence at the end of the queue; returns its id."""
+        cdef Queued h = self.table.create(self._next_id, tokens, max_new, logits_from, now)
+        self._slot_of[self._next_id] = h.slot
+        self.waiting[self.n_waiting] = h
+        self.n_waiting += 1
+        self._next_id += 1
+        return self._next_id - 1
+
+    cdef int admit_first(self, double now) except -1:
+        """The sequence that has waited longest becomes the last of the prefilling ones."""
+        cdef Prefilling h = self.table.admit(self.waiting[0], now)
+        remove[Queued](self.waiting, self.n_waiting, 0)
+        self.n_waiting -= 1
+        self.prefilling[self.n_prefilling] = h
+        self.n_prefilling += 1
+        return 0
+
+    cdef int start_decoding(self, Prefilling h, int token, double now) except -1:
+        """A prefilling sequence takes its place among the decoding ones."""
+        cdef int at = position[Prefilling](self.prefilling, self.n_prefilling, h.slot)
+        cdef Decoding d = self.table.start_decoding(h, token, now)
+        remove[Prefilling](self.prefilling, self.n_prefilling, at)
+        self.n_prefilling -= 1
+        at = self.n_decoding
+        while at > 0 and self.table.decoding(self.decoding[at - 1]).id > self.table.decoding(d).id:
+            at -= 1
+        insert[Decoding](self.decoding, self.n_decoding, at, d)
+        self.n_decoding += 1
+        return 0
+
+    cdef int preempt_newest(self) except -1:
+        """The newest running sequence goes back to the front of the queue."""
+        cdef int64_t prefilling = -1, decoding = -1
+        cdef Queued h
+        if self.n_prefilling > 0:
+            prefilling = self.table.prefilling(self.prefilling[self.n_prefilling - 1]).id
+        if self.n_decoding > 0:
+            decoding = self.table.decoding(self.decoding[self.n_decoding - 1]).id
+        if prefilling > decoding:
+            h = self.table.preempt_prefilling(self.prefilling[self.n_prefilling - 1])
+            self.n_prefilling -= 1
+        elif decoding >= 0:
+            h = self.table.preempt_decoding(self.decoding[self.n_decoding - 1])
+            self.n_decoding -= 1
+        else:
+            raise InternalError("nothing runs that could be preempted")
+        insert[Queued](self.waiting, self.n_waiting, 0, h)
+        self.n_waiting += 1
+        return 0
+
+    cdef int finish(self, object id) except -1:
+        """End a sequence in whatever state it is; its blocks go back and its id is forgotten."""
+        cdef const Sequence* seq = self.find(id)
+        cdef int slot = self._slot_of[id], at
+        if seq.state == QUEUED:
+            at = position[Queued](self.waiting, self.n_waiting, slot)
+            self.table.forget(self.table.finish_queued(self.waiting[at]))
+            remove[Queued](self.waiting, self.n_waiting, at)
+            self.n_waiting -= 1
+        elif seq.state == PREFILLING:
+            at = position[Prefilling](self.prefilling, self.n_prefilling, slot)
+            self.table.forget(self.table.finish_prefilling(self.prefilling[at]))
+            remove[Prefilling](self.prefilling, self.n_prefilling, at)
+            self.n_prefilling -= 1
+        elif seq.state == DECODING:
+            at = position[Decoding](self.decoding, self.n_decoding, slot)
+            self.table.forget(self.table.finish_decoding(self.decoding[at]))
+            remove[Decoding](self.decoding, self.n_decoding, at)
+            self.n_decoding -= 1
+        else:
+            raise InternalError(f"sequence {id} was left finished")
+        del self._slot_of[id]
+        return 0
+
+    cdef int n_running(self) noexcept:
+        return self.n_prefilling + self.n_decoding
+
+    cdef bint is_live(self, object id) except -1:
+        return id in self._slot_of
+
+    cdef const Sequence* find(self, object id) except NULL:
+        """A live sequence, to be read only. InternalError when there is none of that id."""
+        slot = self._slot_of.get(id)
+        if slot is None:
+            raise InternalError(f"no live sequence {id}")
+        return self.table.entry(slot)
+
+    def check(self):
+        """Raise AssertionError unless the sets, their order and the table agree (promise 3)."""
+        waiting = [self.table.queued(self.waiting[i]).id for i in range(self.n_waiting)]
+        prefilling = [self.table.prefilling(self.prefilling[i]).id for i in range(self.n_prefilling)]
+        decoding = [self.table.decoding(self.decoding[i]).id for i in range(self.n_decoding)]
+        for ids in (waiting, prefilling, decoding):
+            if ids != sorted(ids):
+                raise AssertionError(f"out of arrival order: {ids}")
+        running = prefilling + decoding
+        if running and waiting and max(running) > waiting[0]:
+            raise AssertionError(f"sequence {max(running)} overtook sequence {waiting[0]}")
+        if sorted(running + waiting) != sorted(self._slot_of):
+            raise AssertionError("a live sequence is in no set, or in two")
+        if len(self._slot_of) != self.table.n_entries - self.table.n_entries_free:
+            raise AssertionError("a finished sequence still has its entry")
+        self.table.check()

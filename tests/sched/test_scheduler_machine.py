@@ -1,0 +1,155 @@
+"""Random workloads: whatever arrives, fails or is cancelled, nothing leaks, all end, and a replay is identical."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from miro_cy.errors import ContextOverflow, QueueFull, Unschedulable
+
+Op = tuple[Any, ...]
+
+
+def apply(world: Any, op: Op) -> Any:
+    """One operation on a world; `victim` is a sequence that is live."""
+    match op:
+        case ("add", n_prompt, max_new, logits_from):
+            return world.add(n_prompt, max_new, logits_from=logits_from)
+        case ("step",):
+            return world.step()
+        case ("failed step",):
+            return world.scheduler.plan()
+        case ("finish", victim):
+            return world.scheduler.finish(victim)
+        case ("step", victim, how):
+            if world.scheduler.plan() is None:
+                return None
+            sampled = world.forward()
+            if how == "cancelled meanwhile":
+                world.scheduler.finish(victim)
+            elif victim in world.scheduler.planned():  # its logits were not finite
+                sampled[world.scheduler.planned().index(victim)] = -1
+            world.now += 0.02
+            world.scheduler.commit(sampled, 0.02)
+            if how == "not finite" and victim in world.scheduler.planned():
+                world.scheduler.finish(victim)
+            return world.reap()
+    raise AssertionError(op)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    make_world: ClassVar[Callable[..., Any]]
+
+    @initialize(
+        n_blocks=st.integers(2, 12),
+        block_size=st.integers(1, 5),
+        n_groups=st.integers(1, 2),
+        max_num_seqs=st.integers(1, 5),
+        max_step_tokens=st.integers(1, 40),
+        max_score_tokens=st.integers(1, 6),
+        max_waiting=st.integers(1, 6),
+    )
+    def start(self, **sizes: int) -> None:
+        self.sizes = sizes | {"max_context": 48}
+        self.world = self.make_world(**self.sizes)
+        self.ops: list[Op] = []
+
+    def apply(self, *op: Any) -> Any:
+        result = apply(self.world, op)
+        self.ops.append(op)
+        return result
+
+    def live(self) -> list[int]:
+        return [s for s in self.world.prompts if self.world.scheduler.is_live(s)]
+
+    @rule(n_prompt=st.integers(1, 50), max_new=st.integers(0, 20), score=st.none() | st.floats(0, 0.99))
+    def add(self, n_prompt: int, max_new: int, score: float | None) -> None:
+        logits_from = -1 if score is None else int(n_prompt * score)
+        capacity = self.sizes["n_blocks"] // self.sizes["n_groups"] * self.sizes["block_size"]
+        try:
+            self.apply("add", n_prompt, max_new, logits_from)
+        except ContextOverflow:
+            assert n_prompt + max_new > 48
+        except Unschedulable:
+            assert n_prompt + max(max_new - 1, 0) > capacity
+        except QueueFull:
+            assert self.world.scheduler.n_waiting >= self.sizes["max_waiting"]
+        else:
+            assert n_prompt + max_new <= 48
+            assert n_prompt + max(max_new - 1, 0) <= capacity
+
+    @rule()
+    def step(self) -> None:
+        oldest = min(self.live(), default=None)
+        rows = self.apply("step")
+        assert rows is None if oldest is None else oldest in rows, "the oldest sequence always advances"
+
+    @rule()
+    def failed_step(self) -> None:
+        self.apply("failed step")
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.apply("finish", data.draw(st.sampled_from(self.live())))
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data(), how=st.sampled_from(["cancelled meanwhile", "not finite"]))
+    def troubled_step(self, data: st.DataObject, how: str) -> None:
+        self.apply("step", data.draw(st.sampled_from(self.live())), how)
+
+    @invariant()
+    def promise_3_conservation(self) -> None:
+        self.world.scheduler.check_integrity()
+        scheduler = self.world.scheduler
+        running = [s for s in self.live() if scheduler.state(s) != "queued"]
+        assert len(running) == scheduler.n_running <= self.sizes["max_num_seqs"]
+        assert len(self.live()) == scheduler.n_running + scheduler.n_waiting
+        # Waste: less than a block a sequence and group, beside room for the next token.
+        blocks = sum(self.world.pool.blocks_for(len(scheduler.tokens(s)) + 1) for s in running)
+        assert self.world.pool.n_blocks - self.world.pool.available() <= blocks * self.sizes["n_groups"]
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        bound = sum(sum(self.world.size(s)) for s in self.live())
+        steps = 0
+        while self.live():
+            self.step()
+            self.world.scheduler.check_integrity()
+            steps += 1
+            assert steps <= bound, "the oldest advances by a token a step, so this cannot take longer"
+        assert not self.world.scheduler.has_work
+        assert self.world.pool.available() == self.world.pool.n_blocks
+        self.world.check_outputs()
+        for seq in self.world.outputs:
+            first = self.world.logits_from[seq]
+            wanted = list(range(first, self.world.size(seq)[0])) if first >= 0 else []
+            assert self.world.scored[seq] == wanted, "scored positions come once, in order"
+        self.replay()
+
+    def replay(self) -> None:
+        again = self.make_world(**self.sizes)
+        for op in self.ops:
+            apply(again, op)
+        assert again.log == self.world.log
+        assert again.outputs == self.world.outputs
+
+
+def test_random_workloads(make_world: Callable[..., Any]) -> None:
+    class Bound(SchedulerMachine):
+        pass
+
+    Bound.make_world = staticmethod(make_world)
+    run_state_machine_as_test(Bound, settings=settings(max_examples=150, stateful_step_count=50, deadline=None))

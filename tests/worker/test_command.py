@@ -1,0 +1,81 @@
+"""The miro-worker command, with a fake engine in place of the real one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from click.testing import CliRunner
+from conftest import DEADLINE_S
+
+from miro_worker.__main__ import main
+
+#: Replaces miro_cy.Engine, then runs the command.
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import miro_cy
+from fake_engine import FakeEngine
+from miro_client.errors import ModelNotFound
+class Engine(FakeEngine):
+    @classmethod
+    def load(cls, path, **options):
+        if path == "missing":
+            raise ModelNotFound("no model named missing")
+        assert options == {"threads": 2, "kv_memory": "1GiB"}, options
+        return cls()
+    def close(self):
+        print("closed", flush=True)
+miro_cy.Engine = Engine
+from miro_worker.__main__ import main
+main()
+"""
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), *arguments]
+
+
+def test_it_says_ready_serves_and_stops(folder, raw):
+    endpoint = f"ipc://{folder}/c.sock"
+    process = subprocess.Popen(
+        command("--model", "fake", "--bind", endpoint, "--threads", "2", "--kv-memory", "1GiB", "--grace-ms", "0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        assert process.stderr.readline() == f"ready endpoint={endpoint} model=fake context=4096\n"
+        client = raw(endpoint)
+        assert client.until_end(client.generate())[-1].reason == "length"
+        process.send_signal(signal.SIGTERM)
+        out, errors = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert out == "closed\n"
+    assert "draining" in errors
+
+
+def test_errors_are_one_line(folder):
+    for arguments, text in (
+        (("--model", "missing"), "no model named missing"),
+        (("--model", "fake", "--threads", "2", "--kv-memory", "1GiB", "--bind", "tcp://*:1"), "only ipc://"),
+    ):
+        done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1
+        assert text in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_help_has_an_example_and_loads_no_engine():
+    result = CliRunner().invoke(main, ["--help"])
+    assert result.exit_code == 0
+    assert "Example: miro-worker --model" in result.output
+    code = "import sys, miro_worker.__main__; print(sorted({'zmq', 'numpy', 'miro_cy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"

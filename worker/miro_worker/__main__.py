@@ -1,0 +1,93 @@
+"""miro-worker: serve a model on a ZeroMQ socket."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+import click
+
+from miro_client import __version__
+
+#: Options that go to the engine as they are, if given.
+ENGINE_OPTIONS = (
+    click.option("--threads", type=click.IntRange(1), help="Compute threads [default: physical cores granted]."),
+    click.option("--kv-memory", metavar="SIZE", help='KV cache, bytes or "4GiB" [default: a share of free memory].'),
+    click.option("--kv-dtype", metavar="TYPE", help="Type of the KV cache [default: the engine's]."),
+    click.option("--compute", type=click.Choice(["fast", "exact"]), help="Integer or float arithmetic."),
+    click.option("--block-size", type=click.IntRange(1), help="Tokens in a KV block."),
+    click.option("--max-context", type=click.IntRange(1), help="Tokens of context [default: the model's]."),
+    click.option("--max-num-seqs", type=click.IntRange(1), help="Sequences that run at once."),
+    click.option("--max-step-tokens", type=click.IntRange(1), help="Tokens in one step."),
+    click.option("--step-ms", type=click.FloatRange(0, min_open=True), help="Time target of a step."),
+    click.option("--seed", type=click.IntRange(0), help="Seed for requests that bring none."),
+)
+
+
+def engine_options(command: Any) -> Any:
+    for option in reversed(ENGINE_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--model", "-m", required=True, metavar="MODEL", help="A GGUF file, or the name of a pulled model.")
+@click.option("--bind", metavar="ENDPOINT", help="ipc:// endpoint [default: a socket only this user can reach].")
+@click.option("--grace-ms", type=click.IntRange(0), default=10_000, show_default=True, help="Time to finish at a stop.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+    default="info",
+    show_default=True,
+)
+@engine_options
+@click.version_option(__version__)
+def main(model: str, bind: str | None, grace_ms: int, log_level: str, **options: Any) -> None:
+    """Serve MODEL to many clients at once, until SIGTERM or Ctrl-C.
+
+    Example: miro-worker --model smollm2 --bind ipc:///tmp/miro.sock
+    """
+    logging.basicConfig(
+        stream=sys.stderr, level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    from miro_client.errors import MiroError
+
+    try:
+        code = serve(model, bind, grace_ms, {name: value for name, value in options.items() if value is not None})
+    except MiroError as error:
+        raise click.ClickException(error.message) from None
+    logging.shutdown()
+    if code:
+        # A thread may still be inside the engine: neither close it nor wait for it.
+        os._exit(code)
+
+
+def serve(model: str, bind: str | None, grace_ms: int, options: dict[str, Any]) -> int:
+    """Load the model, then serve it. Returns the exit code."""
+    from miro_cy import Engine
+    from miro_worker.config import WorkerConfig
+    from miro_worker.worker import Worker
+
+    engine: Any = Engine.load(model, **options)
+    worker = Worker(engine, bind, config=WorkerConfig(grace_ms=grace_ms))
+
+    def ready() -> None:
+        print(
+            f"ready endpoint={worker.endpoint} model={engine.name} context={engine.context}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    code = 1
+    try:
+        code = worker.run(ready)
+    finally:
+        if code == 0:
+            engine.close()
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""What the I/O thread checks before a request goes further: limits, and all that needs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from miro_client import wire
+from miro_client.errors import BadField, Draining, QueueFull, RateLimited, Unsupported
+from miro_cy.sampling.params import SamplingParams
+from miro_worker.config import WorkerConfig
+from miro_worker.jobs import Job
+from miro_worker.sockets import Peer
+from miro_worker.streams import Stream
+
+#: Fields of GENERATE that are understood, but only with these values.
+NOT_YET: tuple[tuple[str, Any], ...] = (("deadline_ms", None), ("priority", 0), ("echo", False), ("resume", None))
+
+
+class Admission:
+    """Counts what each peer, and all of them, have asked for."""
+
+    def __init__(self, config: WorkerConfig, clock: Callable[[], float]) -> None:
+        self._config = config
+        self._clock = clock
+        self._prompt_bytes = 0
+
+    @property
+    def limits(self) -> wire.Limits:
+        config = self._config
+        return wire.Limits(
+            message_bytes=config.max_message_bytes,
+            requests=config.max_peer_requests,
+            prompt_bytes=config.max_peer_prompt_bytes,
+            messages_per_second=config.messages_per_second,
+        )
+
+    def check_rate(self, peer: Peer) -> None:
+        """Count a message against the peer's token bucket. Raises RateLimited."""
+        now, rate = self._clock(), self._config.messages_per_second
+        peer.allowance = min(2.0 * rate, peer.allowance + (now - peer.allowance_at) * rate)
+        peer.allowance_at = now
+        if peer.allowance < 1.0:
+            wait_ms = int((1.0 - peer.allowance) / rate * 1e3) + 1
+            raise RateLimited(f"more than {rate} messages a second", retry_after_ms=wait_ms)
+        peer.allowance -= 1.0
+
+    def admit(self, peer: Peer, body: wire.Generate, *, delimited: bool, live: int, draining: bool) -> tuple[Job, int]:
+        """The job of a GENERATE and the size of its prompt in bytes. Raises what is wrong with it, or in its way."""
+        if draining:
+            raise Draining("the worker is stopping")
+        _check_features(body, delimited=delimited)
+        prompt, size = _prompt_of(body)
+        job = Job(prompt, _params_of(body), self._clock())
+        config = self._config
+        if len(peer.streams) >= config.max_peer_requests:
+            raise self.queue_full(f"{config.max_peer_requests} requests of this connection are live")
+        if live >= config.max_requests:
+            raise self.queue_full(f"{config.max_requests} requests are live")
+        if peer.prompt_bytes + size > config.max_peer_prompt_bytes:
+            raise self.queue_full(f"more than {config.max_peer_prompt_bytes} bytes of prompts of this connection wait")
+        if self._prompt_bytes + size > config.max_prompt_bytes:
+            raise self.queue_full(f"more than {config.max_prompt_bytes} bytes of prompts wait")
+        return job, size
+
+    def waits(self, stream: Stream, size: int) -> None:
+        """The prompt of this stream, of so many bytes, waits for the text thread."""
+        stream.prompt_bytes = size
+        stream.peer.prompt_bytes += size
+        self._prompt_bytes += size
+
+    def prepared(self, stream: Stream) -> None:
+        """It waits no longer. Idempotent."""
+        stream.peer.prompt_bytes -= stream.prompt_bytes
+        self._prompt_bytes -= stream.prompt_bytes
+        stream.prompt_bytes = 0
+
+    def queue_full(self, message: str) -> QueueFull:
+        return QueueFull(message, retry_after_ms=self._config.retry_after_ms)
+
+
+def _check_features(body: wire.Generate, *, delimited: bool) -> None:
+    if body.n > 1:
+        raise Unsupported(f"n must be 1, not {body.n}", field="n")
+    if delimited and body.stream:
+        raise Unsupported("a REQ socket takes one reply: send stream=false or use DEALER", field="stream")
+    if body.credit is not None and not body.stream:
+        raise BadField("credit needs stream=true", field="credit")
+    for field, default in NOT_YET:
+        if getattr(body, field) != default:
+            raise Unsupported(f"{field} is not supported by this worker", field=field)
+
+
+def _prompt_of(body: wire.Generate) -> tuple[str | Mapping[str, Any], int]:
+    """The prompt as the text thread takes it, and its size."""
+    given = [name for name in ("prompt", "tokens", "messages") if getattr(body, name) is not None]
+    if len(given) != 1:
+        what = " and ".join(given) or "none"
+        raise BadField(f"give exactly one of prompt, tokens and messages, not {what}", field=(given or ["prompt"])[-1])
+    if body.prompt is not None:
+        return body.prompt, len(body.prompt.encode())
+    if body.tokens is not None:
+        if not body.tokens or len(body.tokens) % 4:
+            raise BadField(f"tokens take 4 bytes each and there is at least one, got {len(body.tokens)} bytes",
+                           field="tokens")  # fmt: skip
+        return {"tokens": body.tokens}, len(body.tokens)
+    messages = [{"role": m.role, "content": m.content} for m in body.messages or ()]
+    return {"messages": messages}, sum(len(m["role"].encode()) + len(m["content"].encode()) for m in messages)
+
+
+def _params_of(body: wire.Generate) -> SamplingParams:
+    sampling: dict[str, Any] = {k: v for k, v in body.sampling.items() if not k.startswith(wire.EXTENSION)}
+    if body.logprobs is not None:
+        if sampling.get("logprobs", body.logprobs) != body.logprobs:
+            raise BadField("logprobs is given twice, with different values", field="logprobs")
+        sampling["logprobs"] = body.logprobs
+    return SamplingParams.from_mapping(sampling)

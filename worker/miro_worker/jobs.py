@@ -1,0 +1,70 @@
+"""What the threads tell one another about a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from miro_client.errors import RequestError
+from miro_cy.requests import Event, Request
+from miro_cy.sampling.params import SamplingParams
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One GENERATE on its way through the threads. The I/O thread makes it; it alone answers the client.
+
+    prompt: text, {"messages": [...]} or {"tokens": int32 little-endian bytes}; None once it is prepared or cancelled.
+    cancelled: set by the I/O thread when nobody waits for the outcome; read by the others, which then drop the job.
+    """
+
+    prompt: str | Mapping[str, Any] | None
+    params: SamplingParams
+    received: float
+    cancelled: bool = False
+
+
+@dataclass(slots=True)
+class Prepared:
+    """From the text thread to the step thread. tokens: the prompt's ids as they travel."""
+
+    job: Job
+    request: Request
+    tokens: bytes
+
+
+@dataclass(slots=True)
+class Abort:
+    """From the I/O thread to the step thread."""
+
+    job: Job
+
+
+@dataclass(slots=True)
+class Admitted:
+    """The engine took the request; waited_ms is the time since it was received."""
+
+    job: Job
+    tokens: bytes
+    seed: int
+    waited_ms: float
+
+
+@dataclass(slots=True)
+class Refused:
+    """The request ended before the engine took it."""
+
+    job: Job
+    error: RequestError
+
+
+@dataclass(slots=True)
+class Stepped:
+    """What a step did for the request."""
+
+    job: Job
+    event: Event
+
+
+Outcome = Admitted | Refused | Stepped

@@ -1,0 +1,170 @@
+"""The life of requests as their clients see them: the one place where a request begins and ends.
+
+A request is live from its GENERATE until its END or ERROR is handed to `Delivery`. `_jobs` holds those whose ending is
+not decided: a job leaves it exactly then, and what the other threads say about it afterwards is dropped. So there is
+one terminal reply for each, whatever happens at the same time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from miro_client import wire
+from miro_client.errors import InternalError, MiroError, RequestError, TooLarge
+from miro_worker.admission import Admission
+from miro_worker.config import WorkerConfig
+from miro_worker.delivery import Delivery
+from miro_worker.jobs import Abort, Admitted, Job, Outcome, Prepared, Refused, Stepped
+from miro_worker.mailbox import Mailbox
+from miro_worker.sockets import DataSocket, Peer
+from miro_worker.streams import Stream
+
+log = logging.getLogger("miro.worker")
+
+
+class Sessions:
+    """Owned by the I/O thread; nothing here waits."""
+
+    def __init__(
+        self,
+        socket: DataSocket,
+        config: WorkerConfig,
+        *,
+        fingerprint: str,
+        texts: Mailbox[Job],
+        steps: Mailbox[Prepared | Abort],
+        clock: Callable[[], float],
+    ) -> None:
+        self._socket = socket
+        self._config = config
+        self._fingerprint = fingerprint
+        self._texts = texts
+        self._steps = steps
+        self._jobs: dict[Job, Stream] = {}
+        self.admission = Admission(config, clock)
+        self.delivery = Delivery(socket, config, clock, self.give_up)
+        self.draining = False
+
+    def __len__(self) -> int:
+        """Requests whose ending is not decided."""
+        return len(self._jobs)
+
+    # --- beginning ---
+
+    def open(self, peer: Peer, head: wire.Head, body: wire.Generate) -> None:
+        """Begin a request. Raises RequestError if it is refused."""
+        job, size = self.admission.admit(
+            peer, body, delimited=head.delimited, live=len(self._jobs), draining=self.draining
+        )
+        stream = Stream(job, peer, head.id, body, delimited=head.delimited)
+        if not self._texts.offer(job):
+            raise self.admission.queue_full("too many prompts wait to be tokenised")
+        self.admission.waits(stream, size)
+        peer.finished.pop(head.id, None)
+        peer.streams[head.id] = stream
+        self._jobs[job] = stream
+
+    # --- what the other threads say ---
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        stream = self._jobs.get(outcome.job)
+        if stream is None:
+            return
+        try:
+            if isinstance(outcome, Refused):
+                self.give_up(stream, outcome.error)
+            elif isinstance(outcome, Admitted):
+                self._admitted(stream, outcome)
+            else:
+                self._stepped(stream, outcome)
+        except (RequestError, ValueError, TypeError, OverflowError) as error:
+            # An event that cannot be put on the wire: the engine's fault, and this request's alone.
+            log.exception("an outcome could not be sent")
+            self.give_up(stream, InternalError(f"the answer could not be sent: {error}"))
+
+    def _admitted(self, stream: Stream, outcome: Admitted) -> None:
+        self.admission.prepared(stream)
+        stream.job.prompt = None
+        stream.prompt_ids, stream.seed, stream.waited_ms = outcome.tokens, outcome.seed, outcome.waited_ms
+        stream.admitted = True
+        if stream.streamed:
+            self.reply(stream.peer, stream.id, stream.accepted(self._fingerprint), delimited=stream.delimited)
+
+    def _stepped(self, stream: Stream, outcome: Stepped) -> None:
+        event = outcome.event
+        stream.absorb(event)
+        if event.finish_reason is not None:
+            if event.finish_reason == "cancelled" and stream.streamed and stream.credit == 0:
+                stream.drop_output()  # who cancels sends no more credit
+            stream.end = stream.make_end(event, self._fingerprint)
+            pass
+        elif not stream.streamed and stream.unsent_bytes > self._config.max_reply_bytes:
+            limit = self._config.max_reply_bytes
+            self.give_up(stream, TooLarge(f"the answer exceeds {limit} bytes: stream it"))
+            return
+        if stream.streamed or stream.end is not None:
+            self.delivery.advance(stream)
+
+    # --- ending ---
+
+    def cancel(self, stream: Stream) -> None:
+        """The client wants no more. Ends at once, or with the next step if the engine runs it."""
+        if stream.admitted and stream.job in self._jobs:
+            self._steps.push(Abort(stream.job))  # the engine's event brings the END, with the usage
+            return
+        self._withdraw(stream)
+        if stream.end is None or stream.has_output:
+            stream.end = stream.cancelled_end()
+            stream.drop_output()
+        self.delivery.advance(stream)
+
+    def give_up(self, stream: Stream, error: MiroError) -> None:
+        """End a request that the engine did not end: with ERROR before it was accepted, with END after."""
+        if stream.closed:
+            return
+        self._withdraw(stream)
+        stream.drop_output()
+        if stream.admitted:
+            stream.end = stream.failed_end(error)
+            self.delivery.advance(stream)
+        else:
+            stream.close()
+            self.reply_error(stream.peer, stream.id, error, delimited=stream.delimited)
+
+    def end_all(self, error: MiroError) -> None:
+        """End everything that is live, also what is finished but waits for a slow client."""
+        for peer in self._socket.peers():
+            for stream in list(peer.streams.values()):
+                self.give_up(stream, error)
+
+    def bury(self) -> None:
+        """Cancel the requests of peers whose connection ended; nobody is told."""
+        for peer in self._socket.take_lost():
+            for stream in peer.streams.values():
+                self._withdraw(stream)
+            peer.streams.clear()
+            self.delivery.forget(peer)
+
+    def _withdraw(self, stream: Stream) -> None:
+        """Nobody waits for the job any more."""
+        self.admission.prepared(stream)
+        stream.job.cancelled = True
+        stream.job.prompt = None
+        if self._jobs.pop(stream.job, None) is not None:
+            self._steps.push(Abort(stream.job))
+
+    # --- replies ---
+
+    def reply(self, peer: Peer, request_id: bytes, body: wire.Reply, *, delimited: bool) -> None:
+        self.delivery.post(peer, request_id, body, delimited=delimited)
+
+    def reply_error(self, peer: Peer, request_id: bytes, error: MiroError, *, delimited: bool) -> None:
+        body = wire.Error(
+            code=error.code,
+            message=error.message,
+            field=error.field,
+            retry_after_ms=error.retry_after_ms,
+            supported=[wire.MAJOR] if error.code == "bad_version" else None,
+        )
+        self.reply(peer, request_id, body, delimited=delimited)

@@ -1,0 +1,207 @@
+"""The ROUTER socket, and which connection a message belongs to."""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import zmq
+
+from miro_worker.bind import IpcFile, bind_ipc
+from miro_worker.config import WorkerConfig
+
+if TYPE_CHECKING:
+    from miro_worker.streams import Stream
+
+#: Frames kept of one message: one more than a valid one has, so that it is seen to be too long.
+MAX_FRAMES = 6
+#: Finished request ids remembered per peer, so that a late CANCEL is not called unknown.
+MAX_FINISHED = 256
+MONITOR = "inproc://miro-monitor"
+
+
+class Sent(Enum):
+    """What became of a message."""
+
+    OK = 0
+    BLOCKED = 1  # the peer does not take more now
+    GONE = 2  # the connection is no more
+
+
+class Peer:
+    """One connection, from its first message until it is lost. Owned by the I/O thread."""
+
+    def __init__(self, routing_id: bytes, fd: int, allowance: float, now: float) -> None:
+        self.routing_id = routing_id
+        self.fd = fd
+        self.gone = False
+        self.streams: dict[bytes, Stream] = {}
+        self.finished: OrderedDict[bytes, None] = OrderedDict()
+        self.prompt_bytes = 0
+        self.sent = 0  # messages the connection took
+        # Flow control (delivery.py).
+        self.outbox: deque[list[bytes]] = deque()
+        self.outbox_bytes = 0
+        self.stalled: dict[Stream, None] = {}
+        self.blocked_since: float | None = None
+        self.given_up = False
+        self.retry_at = 0.0
+        self.retry_delay = 0.0
+        # A token bucket of messages.
+        self.allowance = allowance
+        self.allowance_at = now
+
+    def finish(self, request_id: bytes) -> None:
+        """Forget a live request; remember that there was one."""
+        self.streams.pop(request_id, None)
+        self.finished[request_id] = None
+        while len(self.finished) > MAX_FINISHED:
+            self.finished.popitem(last=False)
+
+
+class Inbound(NamedTuple):
+    peer: Peer
+    frames: list[bytes]
+
+
+class DataSocket:
+    """ROUTER with MANDATORY and a monitor: messages come from, and go to, one certain connection.
+
+    A routing id does not name a connection: a client chooses its own, and after a reconnection, or under another
+    client's old id, a new connection answers to it. So a peer is (routing id, file descriptor), and the monitor tells
+    when a descriptor's connection ends. Two orders of events in libzmq make this exact:
+    a connection's ACCEPTED event is queued before its messages are, and its DISCONNECTED event before its routing id is
+    free for another. Hence the monitor is read after a message was received, before it is attributed; and after the
+    first frame of a reply was sent, which ties the rest of it to one pipe, before the contents are.
+    """
+
+    def __init__(self, context: zmq.Context[Any], endpoint: str | None, config: WorkerConfig) -> None:
+        self._config = config
+        self._connected: set[int] = set()
+        self._peers: dict[int, dict[bytes, Peer]] = {}
+        self._lost: list[Peer] = []
+        self._file: IpcFile | None = None
+        self.strays = 0  # messages whose connection was already gone
+        self.router = context.socket(zmq.ROUTER)
+        self.monitor = context.socket(zmq.PAIR)
+        try:
+            self._set_options()
+            self.router.monitor(MONITOR, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+            self.monitor.setsockopt(zmq.LINGER, 0)
+            # Unlimited: at a high-water mark libzmq's own I/O thread would wait for this one.
+            self.monitor.setsockopt(zmq.RCVHWM, 0)
+            self.monitor.connect(MONITOR)
+            self.endpoint = bind_ipc(self.router, endpoint)
+            self._file = IpcFile(self.endpoint)
+        except BaseException:
+            self.close()
+            raise
+
+    def _set_options(self) -> None:
+        config, heartbeat = self._config, self._config.heartbeat_ms
+        for option, value in (
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.LINGER, config.linger_ms),
+            (zmq.MAXMSGSIZE, config.max_message_bytes),
+            (zmq.SNDHWM, config.send_hwm),
+            (zmq.BACKLOG, 1024),
+            (zmq.HEARTBEAT_IVL, heartbeat),
+            (zmq.HEARTBEAT_TIMEOUT, 3 * heartbeat),
+            (zmq.HEARTBEAT_TTL, 3 * heartbeat),
+        ):
+            self.router.setsockopt(option, value)
+
+    def receive(self, now: float) -> Inbound | None:
+        """The next message without waiting; None if there is none. One whose connection is gone is skipped."""
+        while True:
+            try:
+                frame = self.router.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return None
+            routing_id = frame.bytes
+            frames: list[bytes] = []
+            while frame.more:
+                frame = self.router.recv(copy=False)
+                if len(frames) < MAX_FRAMES:
+                    frames.append(frame.bytes)
+            self.refresh()
+            fd = _source(frame)
+            if fd in self._connected:
+                return Inbound(self._peer(routing_id, fd, now), frames)
+            self.strays += 1
+
+    def _peer(self, routing_id: bytes, fd: int, now: float) -> Peer:
+        peers = self._peers.setdefault(fd, {})
+        peer = peers.get(routing_id)
+        if peer is None:
+            peer = peers[routing_id] = Peer(routing_id, fd, 2.0 * self._config.messages_per_second, now)
+        return peer
+
+    def send(self, peer: Peer, frames: Sequence[bytes]) -> Sent:
+        """Send without waiting, to this connection or to nobody."""
+        if peer.gone:
+            return Sent.GONE
+        try:
+            self.router.send(peer.routing_id, zmq.NOBLOCK | zmq.SNDMORE)
+        except zmq.Again:
+            return Sent.BLOCKED
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._lose(peer)
+            return Sent.GONE
+        self.refresh()
+        if peer.gone:
+            # Another connection may have taken the id: it gets an empty message, which clients ignore.
+            self.router.send(b"", zmq.NOBLOCK)
+            return Sent.GONE
+        self.router.send_multipart(frames, zmq.NOBLOCK)
+        peer.sent += 1
+        return Sent.OK
+
+    def refresh(self) -> None:
+        """Read the monitor: connections that came and went."""
+        while self.monitor.get(zmq.EVENTS) & zmq.POLLIN:
+            event, fd = struct.unpack("=Hi", self.monitor.recv_multipart()[0])
+            # A new connection under a known descriptor means that the old one is over.
+            for peer in self._peers.pop(fd, {}).values():
+                self._lose(peer)
+            if event == zmq.EVENT_ACCEPTED:
+                self._connected.add(fd)
+            else:
+                self._connected.discard(fd)
+
+    def take_lost(self) -> list[Peer]:
+        """Peers whose connection ended since the last call; nothing can be sent to them any more."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    def peers(self) -> list[Peer]:
+        return [peer for peers in self._peers.values() for peer in peers.values()]
+
+    def close(self) -> None:
+        """Close both sockets; what was sent leaves within linger_ms."""
+        if self._file is not None:
+            self._file.remove()
+        self.router.disable_monitor()
+        self.monitor.close()
+        self.router.close()
+
+    def _lose(self, peer: Peer) -> None:
+        if not peer.gone:
+            peer.gone = True
+            self._lost.append(peer)
+            peers = self._peers.get(peer.fd)
+            if peers is not None and peers.get(peer.routing_id) is peer:
+                del peers[peer.routing_id]
+
+
+def _source(frame: zmq.Frame) -> int:
+    """The file descriptor a frame came over; -1 if libzmq does not say (a peer of before ZMTP 3)."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except (zmq.ZMQError, ValueError, TypeError):
+        return -1

@@ -1,0 +1,62 @@
+"""The text thread: chat template and tokenising, so that a long prompt delays neither the sockets nor the steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from miro_client.errors import InternalError, MiroError, RequestError
+from miro_client.wire import pack_ids, unpack_ids
+from miro_cy.requests import Request
+from miro_cy.sampling.params import SamplingParams
+from miro_worker.jobs import Abort, Job, Outcome, Prepared, Refused
+from miro_worker.mailbox import Mailbox
+
+log = logging.getLogger("miro.worker")
+
+
+class Preparer(Protocol):
+    """The part of the engine that this thread calls."""
+
+    def prepare(self, prompt: str | Mapping[str, Any], params: SamplingParams) -> Request: ...
+
+
+def as_request_error(error: Exception, doing: str) -> RequestError:
+    """What the client is told. Details of an unexpected error stay in the log."""
+    if isinstance(error, RequestError):
+        return error
+    log.error("%s failed", doing, exc_info=error)
+    return InternalError(error.message if isinstance(error, MiroError) else f"{doing} failed")
+
+
+class TextLoop:
+    """Takes jobs in order, hands prepared ones to the step thread and errors to the I/O thread."""
+
+    def __init__(
+        self, engine: Preparer, inbox: Mailbox[Job], steps: Mailbox[Prepared | Abort], outcomes: Mailbox[Outcome]
+    ) -> None:
+        self._engine = engine
+        self._inbox = inbox
+        self._steps = steps
+        self._outcomes = outcomes
+
+    def run(self) -> None:
+        while (jobs := self._inbox.take(wait=True, most=1)) is not None:
+            for job in jobs:
+                self._prepare(job)
+
+    def _prepare(self, job: Job) -> None:
+        prompt = job.prompt  # read once: the I/O thread clears it on cancel
+        if prompt is None or job.cancelled:
+            return
+        try:
+            if isinstance(prompt, Mapping) and "tokens" in prompt:
+                prompt = {"tokens": unpack_ids(prompt["tokens"])}
+            request = self._engine.prepare(prompt, job.params)
+            assert isinstance(request.prompt, Mapping)
+            prepared = Prepared(job, request, pack_ids(request.prompt["tokens"]))
+        except Exception as error:
+            self._outcomes.put([Refused(job, as_request_error(error, "preparing the prompt"))])
+            return
+        self._steps.put([prepared])

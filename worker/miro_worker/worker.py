@@ -1,0 +1,204 @@
+"""Starting and stopping a worker: three threads around one engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import zmq
+
+from miro_client import __version__, wire
+from miro_client.errors import ConfigError
+from miro_worker.config import WorkerConfig
+from miro_worker.dispatch import Dispatcher
+from miro_worker.io_loop import IOLoop
+from miro_worker.jobs import Abort, Job, Outcome, Prepared
+from miro_worker.mailbox import Mailbox, Wakeup
+from miro_worker.sessions import Sessions
+from miro_worker.sockets import DataSocket
+from miro_worker.step_loop import StepEngine, StepLoop
+from miro_worker.text_loop import TextLoop
+
+log = logging.getLogger("miro.worker")
+
+#: Outcomes that may wait for the I/O thread before the others wait for it.
+MAX_OUTCOMES = 4096
+#: How long a stop waits, beyond the grace, for the engine to come out of its last step or its last prompt.
+ENGINE_STOP_S = 10.0
+#: And for the I/O thread to send what it has.
+IO_STOP_S = 5.0
+
+
+class Worker:
+    """Serves one engine on an ipc socket.
+
+    The engine belongs to the caller, who closes it after `stop`; until then only the worker's threads may use it.
+    `bind` is an ipc:// endpoint; None means `miro_client.default_endpoint()`. A context manager: start and stop.
+    """
+
+    def __init__(self, engine: StepEngine, bind: str | None = None, *, config: WorkerConfig | None = None) -> None:
+        self._engine = engine
+        self._bind = bind
+        self.config = config or WorkerConfig()
+        self.error: BaseException | None = None  # what ended the worker, if it was not asked to stop
+        self._context: zmq.Context[Any] | None = None
+        self._socket: DataSocket | None = None
+        self._threads: dict[str, threading.Thread] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def endpoint(self) -> str:
+        """Where it listens. Raises ConfigError before `start`."""
+        if self._socket is None:
+            raise ConfigError("the worker is not started")
+        return self._socket.endpoint
+
+    def start(self) -> Self:
+        """Bind and begin to serve; clients can connect when it returns. Raises ConfigError if binding fails."""
+        if self._threads:
+            raise ConfigError("a worker can be started only once")
+        # One ZeroMQ thread: the order of monitor events and messages depends on it (sockets.py).
+        self._context = zmq.Context(io_threads=1)
+        try:
+            self._socket = DataSocket(self._context, self._bind, self.config)
+        except BaseException:
+            self._context.term()
+            raise
+        self._build(self._socket)
+        for name, run in (("io", self._io.run), ("text", self._text.run), ("step", self._step.run)):
+            thread = threading.Thread(target=self._guard, args=(name, run), name=f"miro-{name}", daemon=True)
+            self._threads[name] = thread
+        for thread in self._threads.values():
+            thread.start()
+        return self
+
+    def _build(self, socket: DataSocket) -> None:
+        config, wakeup = self.config, Wakeup()
+        outcomes: Mailbox[Outcome] = Mailbox(MAX_OUTCOMES, wakeup.set)
+        self._texts: Mailbox[Job] = Mailbox(config.max_requests)
+        self._steps: Mailbox[Prepared | Abort] = Mailbox(config.max_requests)
+        self._text = TextLoop(self._engine, self._texts, self._steps, outcomes)
+        self._step = StepLoop(self._engine, self._steps, outcomes, on_fatal=self._fail)
+        sessions = Sessions(
+            socket,
+            config,
+            fingerprint=self._engine.fingerprint,
+            texts=self._texts,
+            steps=self._steps,
+            clock=time.monotonic,
+        )
+        welcome = wire.Welcome(
+            minor=wire.MINOR,
+            server=f"miro {__version__}",
+            model=self._engine.name,
+            context=self._engine.context,
+            limits=sessions.admission.limits,
+            epoch=int.from_bytes(os.urandom(8)) >> 11,  # 53 bits: exact in JavaScript too
+            fingerprint=self._engine.fingerprint,
+        )
+        dispatcher = Dispatcher(sessions, welcome=welcome, state=self._state)
+        self._io = IOLoop(socket, sessions, dispatcher, wakeup=wakeup, outcomes=outcomes)
+
+    def request_stop(self, grace_ms: int | None = None) -> None:
+        """Begin to drain and return at once. Safe in a signal handler. A second call can only shorten the grace."""
+        if self._threads:
+            self._io.request_stop((self.config.grace_ms if grace_ms is None else grace_ms) / 1e3)
+
+    def stop(self, grace_ms: int | None = None) -> bool:
+        """Drain within the grace time, end what is left with code=restarted, close. Idempotent, from any thread.
+
+        Returns within grace_ms + linger_ms + a few seconds, even if the engine hangs; False then, and the engine must
+        not be closed or used.
+        """
+        if not self._threads:
+            return True
+        grace = (self.config.grace_ms if grace_ms is None else grace_ms) / 1e3
+        self.request_stop(grace_ms)
+        with self._lock:
+            self._threads["io"].join(grace + IO_STOP_S)
+            return self._close()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait, at most `timeout` seconds, until the worker no longer serves; True if so."""
+        if self._threads:
+            self._threads["io"].join(timeout)
+            return not self._threads["io"].is_alive()
+        return True
+
+    def run(self, on_ready: Callable[[], None] | None = None) -> int:
+        """Start, serve until SIGTERM or SIGINT, stop. A second signal ends the grace time. Main thread only.
+
+        Returns the exit code: 0 after a clean stop, 1 if the engine failed or hung.
+        """
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            self.request_stop(0 if signals else None)
+            signals.append(number)
+
+        signals: list[int] = []
+        previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            self.start()
+            if signals:  # one that came before there was anything to stop
+                self.request_stop(None)
+            if on_ready is not None:
+                on_ready()
+            self.join()
+            clean = self.stop(0)
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        return 0 if clean and self.error is None else 1
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _state(self) -> dict[str, Any]:
+        """The figures of a PONG, from the engine's last snapshot: a PING never waits for a step."""
+        stats = self._step.snapshot
+        return {
+            "running": int(stats.get("running", 0)),
+            "waiting": int(stats.get("waiting", 0)) + len(self._texts) + len(self._steps),
+            "free_blocks": int(stats.get("free_blocks", 0)),
+            "last_step_age_ms": self._step.step_age_ms(),
+        }
+
+    def _close(self) -> bool:
+        """After the I/O thread: let the other threads go, free the sockets' context."""
+        self._texts.close()
+        self._steps.close()
+        deadline = time.monotonic() + ENGINE_STOP_S
+        for thread in self._threads.values():
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        alive = [name for name, thread in self._threads.items() if thread.is_alive()]
+        if alive:
+            log.error("did not stop in time: %s", ", ".join(alive))
+        if "io" not in alive and self._context is not None:
+            # The sockets are closed: this waits for the linger time at most.
+            self._context.term()
+            self._context = None
+        return not alive
+
+    def _fail(self, error: BaseException) -> None:
+        self.error = self.error or error
+        self._io.request_stop(0.0)
+
+    def _guard(self, name: str, run: Callable[[], None]) -> None:
+        """A thread that dies takes the worker with it: half a worker would accept requests and never answer."""
+        try:
+            run()
+        except Exception as error:
+            log.exception("the %s thread failed", name)
+            self._fail(error)
