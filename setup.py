@@ -47,6 +47,12 @@ DIRECTIVES = {
 PLAIN = [
     "miro_cy.batch",
     "miro_cy._kernels.select",
+    "miro_cy.cache.block_pool",
+    "miro_cy.cache.block_table",
+    "miro_cy.sampling.sampler",
+    "miro_cy.sched.request",
+    "miro_cy.sched.sets",
+    "miro_cy.sched.scheduler",
 ]
 OPENMP = [
     "miro_cy._kernels.weights",

@@ -28,6 +28,7 @@ BELOW = {
     "requests": {"errors", "sampling.params"},
     "config": {"errors"},
     "hub": {"errors"},
+    "machine": set(),
     "_kernels": {"errors", "batch"},
     "formats": {"errors"},
     "text": {"formats"},
@@ -35,7 +36,10 @@ BELOW = {
     "sched": {"cache", "batch"},
     "sampling": {"_kernels", "sampling.params"},
     "model": {"_kernels", "formats", "batch", "config"},
-    "engine": {"model", "cache", "sched", "text", "sampling", "requests", "config", "hub"},
+    "core": {"cache", "sched", "text", "sampling", "requests", "batch"},
+    "driver": {"core"},
+    "loading": {"core", "model", "config", "hub", "machine"},
+    "engine": {"driver", "loading"},
     "tools": {"engine"},
 }
 #: What the leaves that both ends share may import besides the standard library.

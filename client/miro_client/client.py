@@ -167,6 +167,7 @@ class Generation(Iterator[Chunk]):
     def __next__(self) -> Chunk:
         while not self._done:
             try:
+                self._client._connection.check_process()
                 reply = _next_reply(self._call, self._timeout)
                 if isinstance(reply, wire.Chunk):
                     return self._chunk(reply)

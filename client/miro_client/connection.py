@@ -69,7 +69,6 @@ class Connection:
             self._open_socket()
         except zmq.ZMQError as error:
             self._context.term()
-            os.close(self._wake)
             raise ConfigError(f"bad endpoint {endpoint!r:.200}: {error.strerror}", field="endpoint") from None
         self._calls: dict[bytes, Call] = {}
         self._unsent: deque[Call] = deque()
@@ -82,14 +81,18 @@ class Connection:
 
     def start(self, call: Call) -> None:
         """Send a request; its replies come to call.replies. Raises ConnectionLost when closed."""
-        if os.getpid() != self._pid:
-            raise ConnectionLost("the client was made in the process this one was forked from; make a new one")
+        self.check_process()
         # The gate keeps a call from slipping in behind the thread's last look at the commands.
         with self._gate:
             if self._closed:
                 raise ConnectionLost("the client is closed")
             self._commands.append(("start", call))
         self._wake_up()
+
+    def check_process(self) -> None:
+        """Raise ConnectionLost in a forked process, which has no thread to wait for."""
+        if os.getpid() != self._pid:
+            raise ConnectionLost("the client was made in the process this one was forked from; make a new one")
 
     def cancel(self, call: Call) -> None:
         """Tell the worker to stop. Takes no lock: the garbage collector may call it."""

@@ -280,7 +280,7 @@ def split(frames: Sequence[bytes]) -> Head:
 
 
 def decode_request(kind: int, body: bytes) -> Request:
-    """Decode a request body strictly. Raises BadField naming the field, BadFrame for what is no msgpack map, TooLarge."""
+    """Decode a request body strictly. Raises BadField naming the field, BadFrame (no msgpack map) or TooLarge."""
     if kind not in (Kind.HELLO, Kind.GENERATE, Kind.CREDIT, Kind.CANCEL, Kind.PING):
         raise UnknownType(f"message type 0x{kind:02x} is not a request with a body")
     if kind != Kind.GENERATE and len(body) > MAX_SMALL_BODY_BYTES:

@@ -23,5 +23,6 @@ class CpuExecutor:
         threads: int,
         max_tokens: int,
         context: int,
+        touch: bool = False,
     ) -> None: ...
     def forward(self, view: BatchView) -> NDArray[np.float32]: ...

@@ -89,7 +89,7 @@ cdef class CpuExecutor:
 
     spec: ModelSpec; weights: Weights; n_blocks, block_size: the KV pool; kv_dtype: "fp16" or "fp32";
     fast: multiply quantised weights by int8 activations (else float32 throughout); threads: team size;
-    max_tokens: most tokens a step; context: positions the rotary tables cover.
+    max_tokens: most tokens a step; context: positions the rotary tables cover; touch: take the KV pool's memory now.
     """
     cdef readonly object spec
     cdef readonly object weights
@@ -113,7 +113,7 @@ cdef class CpuExecutor:
     cdef object logits_array
     cdef BatchView view
 
-    def __init__(self, spec, weights, *, int n_blocks, int block_size, str kv_dtype, bint fast, int threads, int max_tokens, int context):
+    def __init__(self, spec, weights, *, int n_blocks, int block_size, str kv_dtype, bint fast, int threads, int max_tokens, int context, bint touch=False):
         if spec.n_layers > MAX_LAYERS or block_size not in (16, 32, 64) or kv_dtype not in ("fp16", "fp32"):
             raise ValueError("executor settings out of range")
         self.table = kernels()
@@ -128,7 +128,7 @@ cdef class CpuExecutor:
         self.cos, self.sin = self.floats(cos.reshape(-1)), self.floats(sin.reshape(-1))
         for i in range(self.n_layers):
             self.bind_layer(i, weights.layers[i], spec.layers[i])
-            self.allocate_kv(i, n_blocks, block_size, kv_dtype)
+            self.allocate_kv(i, n_blocks, block_size, kv_dtype, touch)
         self.allocate_buffers()
         self.grow_logits(1)
 
@@ -160,15 +160,18 @@ cdef class CpuExecutor:
         layer.attention.soft_cap = spec.soft_cap
         layer.attention.window = spec.window
 
-    cdef allocate_kv(self, int i, Py_ssize_t n_blocks, int block_size, str kv_dtype):
+    cdef allocate_kv(self, int i, Py_ssize_t n_blocks, int block_size, str kv_dtype, bint touch):
         cdef KVCache* kv = &self.layers[i].kv
         kv.dtype = KV_F16 if kv_dtype == "fp16" else KV_F32
         kv.n_kv_heads, kv.head_dim, kv.v_dim, kv.block_size = self.n_kv_heads, self.head_dim, <int>padded(self.head_dim), block_size
         kv.k_block = <Py_ssize_t>kv.n_kv_heads * kv.head_dim * block_size
         kv.v_block = <Py_ssize_t>kv.n_kv_heads * kv.v_dim * block_size
         dtype = np.float16 if kv_dtype == "fp16" else np.float32
-        # zeros, because the value padding past head_dim is read; the pages stay untouched until they are used
+        # zeros, because the value padding past head_dim is read; without `touch` pages are taken as they are first used
         k, v = np.zeros(n_blocks * kv.k_block, dtype), np.zeros(n_blocks * kv.v_block, dtype)
+        if touch:
+            k.fill(0)
+            v.fill(0)
         self.keep += [k, v]
         kv.k, kv.v = <void*><Py_ssize_t>k.ctypes.data, <void*><Py_ssize_t>v.ctypes.data
         self.kv_bytes += k.nbytes + v.nbytes

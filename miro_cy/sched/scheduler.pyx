@@ -58,7 +58,7 @@ cdef class Scheduler:
     cdef SequenceSets _sets
     cdef object _clock
     cdef object _budget
-    # The last plan: its rows are n_planned_decode Decoding handles, then Prefilling ones.
+    # The last plan: its rows are _n_decode Decoding handles, then Prefilling ones.
     cdef bint _is_planned               # between plan() and commit()
     cdef int _n_decode
     cdef Decoding* _decode_row          # [max_num_seqs]
@@ -66,7 +66,7 @@ cdef class Scheduler:
     cdef int64_t[::1] _row_id           # [max_num_seqs]
 
     def __cinit__(
-        self, BlockPool pool not None, BlockTables tables not None, config, *, max_context, clock
+        self, BlockPool pool not None, BlockTables tables not None, config not None, *, max_context, clock
     ):
         cdef int n_rows = config.max_num_seqs
         cdef int64_t table_tokens = min(<int64_t> tables.max_blocks * pool.block_size, <int64_t> 2147483647)
@@ -85,8 +85,8 @@ cdef class Scheduler:
         # Preempted sequences wait beside max_waiting others, hence room for both.
         self._table = SequenceTable(pool, tables, config.max_waiting + n_rows, n_rows)
         self._sets = SequenceSets(self._table)
-        # A prompt chunk leaves at most max_num_seqs - 1 decode rows.
-        self.view = BatchView(n_rows, max(config.max_step_tokens, n_rows + self._budget.min_tokens), tables.table)
+        # Beside a prompt chunk there are at most max_num_seqs - 1 decode rows.
+        self.view = BatchView(n_rows, max(config.max_step_tokens, n_rows - 1 + self._budget.min_tokens), tables.table)
         self.max_logits = n_rows + config.max_score_tokens
         self._row_id = np.zeros(n_rows, np.int64)
         self._decode_row = <Decoding*> malloc(n_rows * sizeof(Decoding))

@@ -40,7 +40,7 @@ class World:
         self.log: list[list[Row]] = []
 
     @staticmethod
-    def next_token(context: NDArray[np.int64]) -> int:
+    def next_token(context: NDArray[Any]) -> int:
         return zlib.crc32(np.ascontiguousarray(context, np.int64).tobytes()) % 997
 
     def reference(self, seq: int) -> list[int]:

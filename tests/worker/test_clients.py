@@ -12,8 +12,8 @@ import threading
 import msgspec
 import pytest
 import zmq
-from conftest import DEADLINE_S, Raw, text_of, wait_until
 from fake_engine import FakeEngine, answer, ids_of
+from raw_client import DEADLINE_S, Raw, text_of, wait_until
 
 from miro_client import wire
 
@@ -228,19 +228,21 @@ def test_prompts_that_wait_are_bounded_in_bytes(serve, raw, engine):
 
 def test_a_flood_is_rate_limited_but_credit_and_cancel_pass(serve, raw, engine):
     client = raw(serve(messages_per_second=1))
-    engine.gate.clear()
-    request = client.generate("abc", max_tokens=1000)
+    engine.step_seconds = 0.005  # so that it is not through before the CANCEL
+    request = client.generate("abc", max_tokens=4000)
     assert isinstance(client.receive()[1], wire.Accepted)
     for _ in range(20):
         client.send(wire.Ping())
-    replies = [client.receive()[1] for _ in range(20)]
+    replies = []
+    while len(replies) < 20:
+        if not isinstance(reply := client.receive()[1], wire.Chunk):
+            replies.append(reply)
     assert isinstance(replies[0], wire.Pong)
     errors = [reply for reply in replies if isinstance(reply, wire.Error)]
     assert errors
     assert {error.code for error in errors} == {"rate_limited"}
     assert all(error.retry_after_ms > 0 for error in errors)
     client.send(wire.Cancel(), request)
-    engine.gate.set()
     assert client.until_end(request)[-1].reason == "cancelled"
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from click.testing import CliRunner
-from conftest import DEADLINE_S
+from raw_client import DEADLINE_S
 
 from miro_worker.__main__ import main
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zmq
-from conftest import text_of, wait_until
 from fake_engine import answer, ids_of
+from raw_client import text_of, wait_until
 
 from miro_client import wire
 

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import DEADLINE_S, text_of, wait_until
 from fake_engine import FakeEngine, answer, ids_of
+from raw_client import DEADLINE_S, text_of, wait_until
 
 from miro_client import wire
 from miro_client.errors import ConfigError

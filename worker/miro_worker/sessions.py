@@ -98,7 +98,7 @@ class Sessions:
             if event.finish_reason == "cancelled" and stream.streamed and stream.credit == 0:
                 stream.drop_output()  # who cancels sends no more credit
             stream.end = stream.make_end(event, self._fingerprint)
-            pass
+            self._jobs.pop(stream.job, None)
         elif not stream.streamed and stream.unsent_bytes > self._config.max_reply_bytes:
             limit = self._config.max_reply_bytes
             self.give_up(stream, TooLarge(f"the answer exceeds {limit} bytes: stream it"))

@@ -1,0 +1,106 @@
+"""EngineConfig: the engine's settings, validated once."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from miro_cy.errors import ConfigError
+
+Compute = Literal["fast", "exact"]
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+MAX_BYTES = 2**48
+
+
+def parse_bytes(value: object, field: str) -> int:
+    """Bytes from an int or from text such as "4GiB" or "500MB". Raises ConfigError naming the field."""
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ConfigError(f"{field} must be bytes or text such as '4GiB', not {value!r:.80}", field=field)
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value)
+        if match is None or match[2].lower() not in _UNITS:
+            raise ConfigError(f"{field} must look like '4GiB' or '500MB', not {value!r:.80}", field=field)
+        value = int(float(match[1]) * _UNITS[match[2].lower()]) if len(match[1]) < 20 else MAX_BYTES + 1
+    if not 1 <= value <= MAX_BYTES:
+        raise ConfigError(f"{field} must be between 1 byte and {MAX_BYTES} bytes, not {value}", field=field)
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of an engine. None means: decided when the model is loaded.
+
+    threads: compute threads (default: what affinity, cgroup quota and physical cores allow).
+    kv_memory: bytes of the KV cache, or text such as "4GiB", or "auto" for a server's share of what is free: room for
+        eight contexts, within a quarter of the memory available (default: one context). A stated size, or "auto", is
+        touched at once, so that memory is flat from then on.
+    kv_dtype: "fp16" or "fp32" (default: fp16, and fp32 under compute "exact", which refuses fp16).
+    compute: "fast" multiplies quantised weights by int8 activations, "exact" works in float32 throughout
+        (default: fast for quantised files, exact for float ones).
+    block_size: tokens a KV block holds: 16, 32 or 64.
+    max_context: most tokens of a sequence, prompt included (default: the model's).
+    max_num_seqs: most sequences that run at once. max_waiting: most that wait for their turn.
+    max_step_tokens: most tokens a step computes. step_ms: how long a step that carries streams should take.
+    seed: where seeds of requests that name none come from (default: the operating system).
+
+    Raises ConfigError naming the field when a value is out of range.
+    """
+
+    threads: int | None = None
+    kv_memory: int | str | None = None
+    kv_dtype: str | None = None
+    compute: str | None = None
+    block_size: int = 32
+    max_context: int | None = None
+    max_num_seqs: int = 64
+    max_waiting: int = 1024
+    max_step_tokens: int = 512
+    step_ms: float = 50.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check_int("threads", 1, 1024, optional=True)
+        self._check_int("max_context", 1, 2**24, optional=True)
+        self._check_int("max_num_seqs", 1, 4096)
+        self._check_int("max_waiting", 1, 2**20)
+        self._check_int("max_step_tokens", 1, 2**16)
+        self._check_int("seed", 0, 2**64 - 1, optional=True)
+        self._check_choice("block_size", (16, 32, 64))
+        self._check_choice("kv_dtype", (None, "fp16", "fp32"))
+        self._check_choice("compute", (None, "fast", "exact"))
+        if self.compute == "exact" and self.kv_dtype == "fp16":
+            raise ConfigError("compute 'exact' keeps the KV cache in fp32; kv_dtype 'fp16' contradicts it", field="kv_dtype")
+        if self.kv_memory is not None and self.kv_memory != "auto":
+            object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
+        step_ms = self.step_ms
+        if isinstance(step_ms, bool) or not isinstance(step_ms, (int, float)) or not math.isfinite(step_ms):
+            raise ConfigError(f"step_ms must be a number, not {step_ms!r:.80}", field="step_ms")
+        if not 0 < step_ms <= 60_000:
+            raise ConfigError(f"step_ms must be above 0 and at most 60000, not {step_ms}", field="step_ms")
+
+    def _check_int(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
+        value = getattr(self, name)
+        if value is None and optional:
+            return
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ConfigError(f"{name} must be an integer between {low} and {high}, not {value!r:.80}", field=name)
+
+    def _check_choice(self, name: str, choices: tuple[Any, ...]) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or value not in choices:
+            listed = ", ".join(repr(c) for c in choices if c is not None)
+            raise ConfigError(f"{name} must be one of {listed}, not {value!r:.80}", field=name)
+
+    @classmethod
+    def build(cls, base: EngineConfig | None, overrides: dict[str, Any]) -> EngineConfig:
+        """`base` (or the defaults) with some settings replaced. Raises ConfigError naming an unknown setting."""
+        known = [f.name for f in fields(cls)]
+        for name in overrides:
+            if name not in known:
+                raise ConfigError(f"unknown setting {name!r:.80}; known are {', '.join(known)}", field=name)
+        kept = {} if base is None else {name: getattr(base, name) for name in known}
+        return cls(**{**kept, **overrides})

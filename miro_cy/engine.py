@@ -1,0 +1,333 @@
+"""The engine: what a Python program embeds, and what the worker steps.
+
+    with Engine.load("smollm2") as engine:
+        print(engine.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8)).text)
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from miro_cy.config import EngineConfig
+from miro_cy.core import EngineCore
+from miro_cy.driver import Driver, Ticket, event_of
+from miro_cy.errors import BadField, ContextOverflow, EngineClosed, Unsupported
+from miro_cy.loading import Parts, Progress, load_parts
+from miro_cy.requests import Completion, Event, Prompt, Request
+from miro_cy.sampling.params import SamplingParams
+from miro_cy.sampling.sampler import log_softmax_rows
+from miro_cy.text import Tokenizer
+
+Tokens = NDArray[np.int32]
+
+
+class Engine:
+    """A loaded model that serves requests. Make one with `load`; a context manager, or call `close`.
+
+    `generate`, `stream`, `logits`, `tokenize` and `detokenize` may be called from any number of threads. The step level
+    (`add`, `abort`, `step`) is for one thread that drives the engine itself, as the worker does.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._pid = os.getpid()
+        self._seeds = random.SystemRandom() if parts.config.seed is None else random.Random(parts.config.seed)
+        self._closed = False
+        self._driver = Driver(parts.core, parts.config.max_waiting)
+
+    @classmethod
+    def load(
+        cls,
+        path_or_name: str | os.PathLike[str],
+        *,
+        config: EngineConfig | None = None,
+        progress: Progress | None = None,
+        **overrides: Any,
+    ) -> Engine:
+        """Load a GGUF file, by path or by the name of a pulled model.
+
+        config, overrides: settings, see EngineConfig; overrides win. progress(done, total) counts tensors.
+        Raises ModelNotFound, ModelFormatError, UnsupportedModel or ConfigError.
+        """
+        return cls(load_parts(Path(path_or_name), EngineConfig.build(config, overrides), progress))
+
+    def close(self) -> None:
+        """Stop the step thread; calls that still wait raise EngineClosed. May be called twice."""
+        if not self._closed and os.getpid() == self._pid:
+            self._closed = True
+            self._driver.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if "_driver" in self.__dict__:
+            self.close()
+
+    # --- what it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> EngineConfig:
+        return self._parts.config
+
+    @property
+    def name(self) -> str:
+        """The model file's name."""
+        return self._parts.name
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a sequence, prompt included."""
+        return self._parts.context
+
+    @property
+    def vocab_size(self) -> int:
+        return self._parts.spec.vocab_size
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._parts.tokenizer
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal fingerprints give equal bits: checkpoint, compute mode, KV dtype, instruction set, version."""
+        return self._parts.fingerprint
+
+    # --- whole requests, any thread ------------------------------------------------------------------------------
+
+    @overload
+    def generate(self, prompts: Prompt, params: SamplingParams | None = None) -> Completion: ...
+    @overload
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]: ...
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Completion | list[Completion]:
+        """Complete prompts together; a list gives a list in the same order, a single prompt a single Completion.
+
+        prompts: text, {"messages": [...]} or {"tokens": [...]}, or a list of these. params: one for all or one each.
+        Raises BadField, ContextOverflow, Unschedulable or Unsupported before anything runs, and what ended a request.
+        """
+        self._check_open()
+        if isinstance(prompts, (str, Mapping)):
+            if params is not None and not isinstance(params, SamplingParams):
+                raise BadField("a single prompt takes a single SamplingParams", field="params")
+            return self._complete([self.prepare(prompts, params or SamplingParams())])[0]
+        prompts = list(prompts)
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise BadField(f"{len(params)} SamplingParams for {len(prompts)} prompts", field="params")
+        return self._complete([self.prepare(*pair) for pair in zip(prompts, params, strict=True)])
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:
+        """Complete one prompt, an Event at a time; the last has finish_reason. Closing the iterator cancels.
+
+        Raises as `generate` does, refusals at once.
+        """
+        self._check_open()
+        return self._stream(self.prepare(prompt, params or SamplingParams()))
+
+    def logits(self, tokens: Iterable[int], *, rows: slice | None = None, log_softmax: bool = False) -> NDArray[np.float32]:
+        """Logits after each token, float32 [T, vocab]; `rows` computes only a slice of the T rows.
+
+        log_softmax: natural-log probabilities instead, by the sampler's own kernel.
+        Raises BadField for ids outside the vocabulary, ContextOverflow or Unschedulable when too long.
+        """
+        self._check_open()
+        ids = self._token_ids(tokens)
+        wanted = range(len(ids))[rows] if rows is not None else range(len(ids))
+        if len(wanted) == 0:
+            return np.zeros((0, self.vocab_size), np.float32)
+        first, last = min(wanted[0], wanted[-1]), max(wanted[0], wanted[-1])
+        out = np.empty((last + 1 - first, self.vocab_size), np.float32)
+        self._parts.scheduler.check(last + 1, 0)
+        events: SimpleQueue[tuple[int, Event | Exception]] = SimpleQueue()
+        ticket = Ticket(lambda core: core.score(ids[: last + 1], first, out), events)
+        self._wait([ticket], events)
+        if log_softmax:
+            log_softmax_rows(out)
+        return out[[i - first for i in wanted]] if len(wanted) != len(out) or wanted.step != 1 else out
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text as a prompt: special tokens are recognised, BOS is added when the model says so."""
+        return self.tokenizer.encode(text)
+
+    def detokenize(self, ids: Iterable[int]) -> str:
+        """The text of token ids, without special tokens."""
+        return self.tokenizer.decode(ids)
+
+    # --- the step level, one thread ------------------------------------------------------------------------------
+
+    def prepare(self, prompt: Prompt, params: SamplingParams) -> Request:
+        """A request ready to be added: prompt tokenised, every limit checked, seed fixed. Any thread."""
+        if not isinstance(params, SamplingParams):
+            raise BadField(f"params must be SamplingParams, not {type(params).__name__}", field="params")
+        tokens = self._prompt_ids(prompt)
+        for token in params.stop_token_ids:
+            if token >= self.vocab_size:
+                raise BadField(f"stop_token_ids: {token} is not below {self.vocab_size}", field="stop_token_ids")
+        if params.stop and not self.tokenizer.supported:
+            raise Unsupported(f"stop strings need a tokenizer; this model has {self.tokenizer.kind}", field="stop")
+        self._parts.scheduler.check(len(tokens), self._max_new(len(tokens), params))
+        if params.seed is None:
+            params = replace(params, seed=self._seeds.getrandbits(64))
+        return Request({"tokens": tokens}, params)
+
+    def add(self, request: Request) -> int:
+        """Queue a request, prepared or not; returns its id. Raises RequestError (queue_full among them)."""
+        self._check_open()
+        if not (isinstance(request.prompt, Mapping) and isinstance(request.prompt.get("tokens"), np.ndarray)):
+            request = self.prepare(request.prompt, request.params)
+        return self._driver.manual(lambda core: self._add_to(core, request))
+
+    def abort(self, request_id: int) -> bool:
+        """Cancel a request; its last event comes with the next step. False when it is not (or no longer) live."""
+        self._check_open()
+        return self._driver.manual(lambda core: core.abort(request_id))
+
+    def step(self) -> list[Event]:
+        """Run one step over everything that was added; [] when there is nothing to do."""
+        self._check_open()
+        return self._driver.manual_step()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do or to tell."""
+        return self._driver.has_unclaimed or self._parts.core.has_work
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges: running, waiting, free_blocks, total_blocks, steps, last_step_age_ms, ..."""
+        return {**self._parts.core.stats(), "threads": self._parts.executor.threads, "context": self.context}
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless free + cached + owned KV blocks = total."""
+        self._driver.manual(EngineCore.check_integrity)
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise EngineClosed("the engine was made in another process; load it after fork, not before")
+        if self._closed:
+            raise EngineClosed("the engine is closed")
+
+    def _max_new(self, n_prompt: int, params: SamplingParams) -> int:
+        """max_tokens, or what is left of the context and the pool."""
+        if params.max_tokens is not None:
+            return params.max_tokens
+        room = min(self.context, self._parts.capacity) - n_prompt
+        if room < 1 <= n_prompt:
+            raise ContextOverflow(
+                f"the prompt has {n_prompt} tokens and leaves no room in a context of {n_prompt + room}", field="prompt"
+            )
+        return max(room, 0)
+
+    def _prompt_ids(self, prompt: Prompt) -> Tokens:
+        if isinstance(prompt, str):
+            return np.asarray(self.tokenizer.encode(prompt), np.int32)
+        if not isinstance(prompt, Mapping) or len(prompt) != 1:
+            raise BadField('a prompt is text, {"messages": [...]} or {"tokens": [...]}', field="prompt")
+        if "tokens" in prompt:
+            return self._token_ids(prompt["tokens"])
+        if "messages" in prompt:
+            text = self.tokenizer.render(prompt["messages"])
+            return np.asarray(self.tokenizer.encode(text, add_special=False), np.int32)
+        raise BadField(f"unknown kind of prompt {next(iter(prompt))!r:.80}", field="prompt")
+
+    def _token_ids(self, tokens: object) -> Tokens:
+        ids = tokens if isinstance(tokens, np.ndarray) else np.asarray(list(tokens) if isinstance(tokens, Iterable) else 0)
+        if ids.ndim != 1 or isinstance(tokens, (str, bytes, Mapping)):
+            raise BadField("tokens must be a list of integers", field="tokens")
+        if len(ids) and not np.issubdtype(ids.dtype, np.integer):
+            raise BadField("tokens must be integers", field="tokens")
+        if len(ids) and not (0 <= ids.min() and ids.max() < self.vocab_size):
+            bad = next(int(i) for i in ids if not 0 <= i < self.vocab_size)
+            raise BadField(f"token id {bad} is not in the vocabulary of {self.vocab_size}", field="tokens")
+        return np.ascontiguousarray(ids, np.int32)
+
+    def _add_to(self, core: EngineCore, request: Request) -> int:
+        n_prompt = len(request.prompt["tokens"])  # type: ignore[index]
+        return core.add(request, self._max_new(n_prompt, request.params))
+
+    def _tickets(self, requests: list[Request], events: SimpleQueue[tuple[int, Event | Exception]]) -> list[Ticket]:
+        def submit(request: Request) -> Ticket:
+            return Ticket(lambda core: self._add_to(core, request), events)
+
+        tickets = [submit(request) for request in requests]
+        for index, ticket in enumerate(tickets):
+            ticket.index = index
+        return tickets
+
+    def _complete(self, requests: list[Request]) -> list[Completion]:
+        events: SimpleQueue[tuple[int, Event | Exception]] = SimpleQueue()
+        results = [Completion(logprobs=None if r.params.logprobs is None else []) for r in requests]
+        pieces: list[list[str]] = [[] for _ in requests]
+        self._wait(self._tickets(requests, events), events, results, pieces)
+        for result, text in zip(results, pieces, strict=True):
+            result.text = "".join(text)
+        return results
+
+    def _wait(
+        self,
+        tickets: list[Ticket],
+        events: SimpleQueue[tuple[int, Event | Exception]],
+        results: list[Completion] | None = None,
+        pieces: list[list[str]] | None = None,
+    ) -> None:
+        """Submit and wait until every ticket has ended; whatever interrupts the wait cancels the rest."""
+        left = len(tickets)
+        done = False
+        self._driver.submit(tickets)
+        try:
+            while left:
+                index, item = events.get()
+                event = event_of(item)
+                left -= event.finish_reason is not None
+                if results is not None and pieces is not None:
+                    pieces[index].append(event.text)
+                    _collect(results[index], event)
+            done = True
+        finally:
+            if not done:
+                self._driver.cancel(tickets)
+
+    def _stream(self, request: Request) -> Iterator[Event]:
+        events: SimpleQueue[tuple[int, Event | Exception]] = SimpleQueue()
+        tickets = self._tickets([request], events)
+        self._driver.submit(tickets)
+        ended = False
+        try:
+            while not ended:
+                event = event_of(events.get()[1])
+                ended = event.finish_reason is not None
+                yield event
+        finally:
+            if not ended:
+                self._driver.cancel(tickets)
+
+
+def _collect(result: Completion, event: Event) -> None:
+    result.tokens.extend(event.tokens)
+    if event.logprobs and result.logprobs is not None:
+        result.logprobs.extend(event.logprobs)
+    if event.finish_reason is not None:
+        result.finish_reason, result.stop = event.finish_reason, event.stop
+        result.usage, result.timing = event.usage or result.usage, event.timing or result.timing
+
+

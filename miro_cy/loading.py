@@ -1,0 +1,157 @@
+"""From a path or name to the parts of an engine: file, spec, weights, pool, scheduler, executor."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import miro_cy
+from miro_cy._kernels.select import active_isa
+from miro_cy.batch import BatchView  # noqa: F401  (loads the extension before the scheduler cimports it)
+from miro_cy.cache.block_pool import BlockPool
+from miro_cy.cache.block_table import BlockTables
+from miro_cy.config import EngineConfig
+from miro_cy.core import EngineCore
+from miro_cy.errors import ConfigError, UnsupportedModel
+from miro_cy.formats.gguf import GGUFFile
+from miro_cy.hub import resolve
+from miro_cy.machine import available_memory, default_threads
+from miro_cy.model.executor import CpuExecutor
+from miro_cy.model.gguf_llama import read_spec
+from miro_cy.model.spec import KVDtype, ModelSpec
+from miro_cy.model.weights import Weights, load_weights
+from miro_cy.sched.scheduler import Scheduler, SchedulerConfig
+from miro_cy.text import Tokenizer, load_tokenizer
+
+Progress = Callable[[int, int], None]
+
+#: A server's KV cache unless told otherwise: this many contexts, within this share of the memory that is free.
+SERVER_CONTEXTS = 8
+SERVER_SHARE = 0.25
+#: One context in-process, within this share.
+SINGLE_SHARE = 0.5
+
+
+@dataclass(slots=True)
+class Parts:
+    """What `load_parts` built."""
+
+    core: EngineCore
+    scheduler: Scheduler
+    executor: CpuExecutor
+    tokenizer: Tokenizer
+    spec: ModelSpec
+    config: EngineConfig
+    name: str
+    context: int
+    capacity: int
+    fingerprint: str
+
+
+def load_parts(path_or_name: str | Path, config: EngineConfig, progress: Progress | None = None) -> Parts:
+    """Load a model and everything that serves it. Raises ModelError or ConfigError."""
+    path = resolve(path_or_name)
+    if path.is_dir():
+        raise UnsupportedModel(f"{path} is a folder; a GGUF file is needed")
+    with GGUFFile(path) as file:
+        if file.get("split.count", int, 1) > 1:
+            raise UnsupportedModel(f"{path}: the checkpoint is split over {file.get('split.count', int)} files; merge them")
+        spec = read_spec(file)
+        threads = config.threads or default_threads()
+        tokenizer = load_tokenizer(file)
+        context = _context(spec, config)
+        weights = load_weights(file, spec, threads=threads, progress=progress)
+        digest = _digest(path)
+    return _assemble(path.stem, spec, weights, tokenizer, config, threads, context, digest)
+
+
+def _assemble(
+    name: str,
+    spec: ModelSpec,
+    weights: Weights,
+    tokenizer: Tokenizer,
+    config: EngineConfig,
+    threads: int,
+    context: int,
+    digest: str,
+) -> Parts:
+    compute = config.compute or ("fast" if weights.quantised else "exact")
+    kv_dtype = _kv_dtype(config, compute)
+    n_blocks = _blocks(spec, config, kv_dtype, context)
+    pool = BlockPool(n_blocks, config.block_size)
+    width = min(n_blocks, -(-context // config.block_size))
+    context = min(context, width * config.block_size)
+    tables = BlockTables(1, config.max_num_seqs, width)
+    limits = SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_step_tokens=config.max_step_tokens,
+        step_ms=config.step_ms,
+        max_waiting=config.max_waiting,
+    )
+    scheduler = Scheduler(pool, tables, limits, max_context=context, clock=time.monotonic)
+    executor = CpuExecutor(
+        spec,
+        weights,
+        n_blocks=n_blocks,
+        block_size=config.block_size,
+        kv_dtype=kv_dtype,
+        fast=compute == "fast",
+        threads=threads,
+        max_tokens=scheduler.view.max_tokens,
+        context=context,
+        touch=config.kv_memory is not None,
+    )
+    core = EngineCore(executor, scheduler, pool, tokenizer, time.monotonic)
+    fingerprint = f"{digest}-{compute}-{kv_dtype}-{active_isa()}-{miro_cy.__version__}"
+    capacity = n_blocks * config.block_size
+    return Parts(core, scheduler, executor, tokenizer, spec, config, name, context, capacity, fingerprint)
+
+
+def _kv_dtype(config: EngineConfig, compute: str) -> KVDtype:
+    if compute == "exact":
+        if config.kv_dtype == "fp16":
+            raise ConfigError("this model computes exactly, which keeps the KV cache in fp32", field="kv_dtype")
+        return "fp32"
+    return "fp32" if config.kv_dtype == "fp32" else "fp16"
+
+
+def _context(spec: ModelSpec, config: EngineConfig) -> int:
+    if config.max_context is None:
+        return spec.context
+    if config.max_context > spec.context:
+        raise ConfigError(
+            f"max_context is {config.max_context}, the model was made for {spec.context} tokens", field="max_context"
+        )
+    return config.max_context
+
+
+def _blocks(spec: ModelSpec, config: EngineConfig, kv_dtype: KVDtype, context: int) -> int:
+    """Blocks of the KV pool. A budget under one block is refused with the arithmetic."""
+    block_bytes = spec.kv_bytes_per_token(kv_dtype) * config.block_size
+    one_context = -(-context // config.block_size)
+    if isinstance(config.kv_memory, int):
+        if config.kv_memory < block_bytes:
+            raise ConfigError(
+                f"kv_memory is {config.kv_memory} bytes, one block of {config.block_size} tokens takes {block_bytes}",
+                field="kv_memory",
+            )
+        return min(config.kv_memory // block_bytes, 2**31 // config.block_size - 1)
+    contexts, share = (SERVER_CONTEXTS, SERVER_SHARE) if config.kv_memory == "auto" else (1, SINGLE_SHARE)
+    return max(1, min(one_context * contexts, int(available_memory() * share) // block_bytes))
+
+
+def _digest(path: Path) -> str:
+    """Identifies a checkpoint without reading all of it: its size, first and last MiB, and 64 pages between."""
+    size = path.stat().st_size
+    digest = hashlib.blake2b(str(size).encode(), digest_size=16)
+    with path.open("rb") as file:
+        digest.update(file.read(2**20))
+        for i in range(1, 65):
+            file.seek(size * i // 65)
+            digest.update(file.read(4096))
+        file.seek(max(0, size - 2**20))
+        digest.update(file.read(2**20))
+    return digest.hexdigest()
