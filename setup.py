@@ -14,8 +14,9 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-# Contraction into FMA is written out in the kernels (`fma`), never left to the compiler: a row's bits must not depend on
-# which tile of a matmul computed it. The other flags let plain loops vectorise without licence to reorder or drop NaN.
+# Contraction into FMA is written out in the kernels (`fma`), never left to the compiler: a row's bits must not depend
+# on which tile of a matmul computed it. The other flags let plain loops vectorise, without licence to reorder sums or
+# to drop NaN.
 FLAGS = [
     "-O3",
     "-fno-math-errno",

@@ -73,7 +73,9 @@ class EngineConfig:
         self._check_choice("kv_dtype", (None, "fp16", "fp32"))
         self._check_choice("compute", (None, "fast", "exact"))
         if self.compute == "exact" and self.kv_dtype == "fp16":
-            raise ConfigError("compute 'exact' keeps the KV cache in fp32; kv_dtype 'fp16' contradicts it", field="kv_dtype")
+            raise ConfigError(
+                "compute 'exact' keeps the KV cache in fp32; kv_dtype 'fp16' contradicts it", field="kv_dtype"
+            )
         if self.kv_memory is not None and self.kv_memory != "auto":
             object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
         step_ms = self.step_ms

@@ -1,14 +1,14 @@
 """The step level: requests in, one batch step at a time, events out. One thread; no text thread, no sockets, no locks.
 
-    step():  plan (scheduler) -> forward (executor) -> pick tokens (sampler) -> text (streams) -> commit (scheduler)
+step():  plan (scheduler) -> forward (executor) -> pick tokens (sampler) -> text (streams) -> commit (scheduler)
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,12 @@ class Scores:
     index: int = field(default=0, init=False)
 
 
+def _ids(request: Request) -> NDArray[np.int32]:
+    """Token ids of a prepared request."""
+    ids: NDArray[np.int32] = cast("Mapping[str, Any]", request.prompt)["tokens"]
+    return ids
+
+
 class EngineCore:
     """Owns the live requests. `add`, `score` and `abort` between steps, from the thread that calls `step`."""
 
@@ -85,17 +91,19 @@ class EngineCore:
 
     def add(self, request: Request, max_new: int) -> int:
         """Queue a prepared request (token ids, seed fixed). Raises what Scheduler.add raises."""
-        tokens = request.prompt["tokens"]  # type: ignore[index]
+        tokens = _ids(request)
         usage = Usage(prompt_tokens=len(tokens))
         request_id = self._next_id
         if max_new == 0:
             self._scheduler.check(len(tokens), 0)
             self._pending.append(Event(request_id, finish_reason="length", usage=usage, timing=Timing()))
         else:
-            seq = self._scheduler.add(tokens, max_new)
             params = request.params
-            stream = self._tokenizer.stream(params.stop)
-            self._live[seq] = Choice(request_id, params, TokenSampler(params), stream, max_new, usage)
+            choice = Choice(
+                request_id, params, TokenSampler(params), self._tokenizer.stream(params.stop), max_new, usage
+            )
+            seq = self._scheduler.add(tokens, max_new)
+            self._live[seq] = choice
             self._sequences[request_id] = seq
         self._next_id += 1
         return request_id
@@ -131,20 +139,23 @@ class EngineCore:
     def step(self) -> list[Event]:
         """Run one batch step; at most one event for each live choice. [] when there is nothing to do."""
         events, self._pending = self._pending, []
+        ended: list[int] = []  # told so already, still held by the scheduler
         try:
             view = self._scheduler.plan()
             if view is not None:
                 began = self._clock()
                 logits = self._executor.forward(view)
-                ended: list[int] = []
                 sampled = self._read_rows(view, logits, events, ended)
                 self._scheduler.commit(sampled, max(0.0, self._clock() - began))
-                for seq in ended:
-                    self._scheduler.finish(seq)
+                while ended:
+                    self._scheduler.finish(ended.pop())
         except Exception as error:
             # A bug, not a user's mistake: nobody may wait for an answer that will not come.
             log.exception("a step failed; its requests end with an error")
-            events += self._fail_all(error)
+            for seq in ended:
+                self._scheduler.finish(seq)
+            # Whoever goes on after this step's event fails now, and a choice gets one event a step.
+            events = [event for event in events if event.finish_reason is not None] + self._fail_all(error)
         self._steps += 1
         self._last_step = self._clock()
         return events

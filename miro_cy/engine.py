@@ -1,7 +1,7 @@
 """The engine: what a Python program embeds, and what the worker steps.
 
-    with Engine.load("smollm2") as engine:
-        print(engine.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8)).text)
+with Engine.load("smollm2") as engine:
+    print(engine.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8)).text)
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ class Engine:
     # --- whole requests, any thread ------------------------------------------------------------------------------
 
     @overload
-    def generate(self, prompts: Prompt, params: SamplingParams | None = None) -> Completion: ...
+    def generate(  # type: ignore[overload-overlap]  # str is a Sequence of itself; the first signature takes it
+        self, prompts: Prompt, params: SamplingParams | None = None
+    ) -> Completion: ...
     @overload
     def generate(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -128,9 +130,13 @@ class Engine:
             if params is not None and not isinstance(params, SamplingParams):
                 raise BadField("a single prompt takes a single SamplingParams", field="params")
             return self._complete([self.prepare(prompts, params or SamplingParams())])[0]
+        if not isinstance(prompts, Iterable):
+            raise BadField(f"prompts must be a prompt or a list of them, not {prompts!r:.80}", field="prompts")
         prompts = list(prompts)
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
+        if not isinstance(params, Sequence):
+            raise BadField(f"params must be SamplingParams or a list of them, not {params!r:.80}", field="params")
         if len(params) != len(prompts):
             raise BadField(f"{len(params)} SamplingParams for {len(prompts)} prompts", field="params")
         return self._complete([self.prepare(*pair) for pair in zip(prompts, params, strict=True)])
@@ -143,7 +149,9 @@ class Engine:
         self._check_open()
         return self._stream(self.prepare(prompt, params or SamplingParams()))
 
-    def logits(self, tokens: Iterable[int], *, rows: slice | None = None, log_softmax: bool = False) -> NDArray[np.float32]:
+    def logits(
+        self, tokens: Iterable[int], *, rows: slice | None = None, log_softmax: bool = False
+    ) -> NDArray[np.float32]:
         """Logits after each token, float32 [T, vocab]; `rows` computes only a slice of the T rows.
 
         log_softmax: natural-log probabilities instead, by the sampler's own kernel.
@@ -151,12 +159,15 @@ class Engine:
         """
         self._check_open()
         ids = self._token_ids(tokens)
-        wanted = range(len(ids))[rows] if rows is not None else range(len(ids))
+        try:
+            wanted = range(*(rows or slice(None)).indices(len(ids)))
+        except (AttributeError, TypeError, ValueError):
+            raise BadField(f"rows must be a slice of integers, step not 0, not {rows!r:.80}", field="rows") from None
         if len(wanted) == 0:
             return np.zeros((0, self.vocab_size), np.float32)
         first, last = min(wanted[0], wanted[-1]), max(wanted[0], wanted[-1])
-        out = np.empty((last + 1 - first, self.vocab_size), np.float32)
         self._parts.scheduler.check(last + 1, 0)
+        out = np.empty((last + 1 - first, self.vocab_size), np.float32)
         events: SimpleQueue[tuple[int, Event | Exception]] = SimpleQueue()
         ticket = Ticket(lambda core: core.score(ids[: last + 1], first, out), events)
         self._wait([ticket], events)
@@ -192,8 +203,7 @@ class Engine:
     def add(self, request: Request) -> int:
         """Queue a request, prepared or not; returns its id. Raises RequestError (queue_full among them)."""
         self._check_open()
-        if not (isinstance(request.prompt, Mapping) and isinstance(request.prompt.get("tokens"), np.ndarray)):
-            request = self.prepare(request.prompt, request.params)
+        request = self.prepare(request.prompt, request.params)  # cheap for what is prepared, and nothing else can tell
         return self._driver.manual(lambda core: self._add_to(core, request))
 
     def abort(self, request_id: int) -> bool:
@@ -251,12 +261,17 @@ class Engine:
         raise BadField(f"unknown kind of prompt {next(iter(prompt))!r:.80}", field="prompt")
 
     def _token_ids(self, tokens: object) -> Tokens:
-        ids = tokens if isinstance(tokens, np.ndarray) else np.asarray(list(tokens) if isinstance(tokens, Iterable) else 0)
-        if ids.ndim != 1 or isinstance(tokens, (str, bytes, Mapping)):
+        if not isinstance(tokens, Iterable) or isinstance(tokens, (str, bytes, Mapping)):
+            raise BadField("tokens must be a list of integers", field="tokens")
+        try:
+            ids = tokens if isinstance(tokens, np.ndarray) else np.asarray(list(tokens))
+        except ValueError:  # lists of different lengths
+            raise BadField("tokens must be a list of integers", field="tokens") from None
+        if ids.ndim != 1:
             raise BadField("tokens must be a list of integers", field="tokens")
         if len(ids) and not np.issubdtype(ids.dtype, np.integer):
             raise BadField("tokens must be integers", field="tokens")
-        if len(ids) and not (0 <= ids.min() and ids.max() < self.vocab_size):
+        if len(ids) and not (ids.min() >= 0 and ids.max() < self.vocab_size):
             bad = next(int(i) for i in ids if not 0 <= i < self.vocab_size)
             raise BadField(f"token id {bad} is not in the vocabulary of {self.vocab_size}", field="tokens")
         return np.ascontiguousarray(ids, np.int32)
@@ -329,5 +344,3 @@ def _collect(result: Completion, event: Event) -> None:
     if event.finish_reason is not None:
         result.finish_reason, result.stop = event.finish_reason, event.stop
         result.usage, result.timing = event.usage or result.usage, event.timing or result.timing
-
-

@@ -58,7 +58,9 @@ def load_parts(path_or_name: str | Path, config: EngineConfig, progress: Progres
         raise UnsupportedModel(f"{path} is a folder; a GGUF file is needed")
     with GGUFFile(path) as file:
         if file.get("split.count", int, 1) > 1:
-            raise UnsupportedModel(f"{path}: the checkpoint is split over {file.get('split.count', int)} files; merge them")
+            raise UnsupportedModel(
+                f"{path}: the checkpoint is split over {file.get('split.count', int)} files; merge them"
+            )
         spec = read_spec(file)
         threads = config.threads or default_threads()
         tokenizer = load_tokenizer(file)

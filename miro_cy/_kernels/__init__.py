@@ -1,11 +1,11 @@
 """The kernels: no Python objects, no policy.
 
-    abi.pxd         layouts, buffers and the table of functions each build fills: start here
-    include/vec.h   vector types, half conversion, int8 dot products
-    impl/*.pxi      the kernels, one family a file; plain loops unless a comment says why not
-    isa/*.pyx       two-line stubs: the same source for each instruction-set level
-    select          picks the build at import (MIRO_ISA forces one)
-    weights         packed weight matrices
-    ops             shape-checked Python wrappers, for tests and benchmarks
-    reference       the NumPy twin of every kernel: the specification that tests compare with
+abi.pxd         layouts, buffers and the table of functions each build fills: start here
+include/vec.h   vector types, half conversion, int8 dot products
+impl/*.pxi      the kernels, one family a file; plain loops unless a comment says why not
+isa/*.pyx       two-line stubs: the same source for each instruction-set level
+select          picks the build at import (MIRO_ISA forces one)
+weights         packed weight matrices
+ops             shape-checked Python wrappers, for tests and benchmarks
+reference       the NumPy twin of every kernel: the specification that tests compare with
 """

@@ -85,7 +85,9 @@ def embed(PackedWeights w not None, const int32_t[::1] ids not None, int threads
     return x
 
 
-def add_rmsnorm(float[:, ::1] x not None, const float[::1] weight not None, float eps, delta=None, bias=None, int threads=1):
+def add_rmsnorm(
+    float[:, ::1] x not None, const float[::1] weight not None, float eps, delta=None, bias=None, int threads=1,
+):
     """x [m, k] += delta + bias, in place; returns x / rms(x) * weight."""
     cdef Py_ssize_t m = x.shape[0], k = x.shape[1]
     if m < 1 or k != weight.shape[0]:
@@ -109,7 +111,9 @@ def add_rmsnorm(float[:, ::1] x not None, const float[::1] weight not None, floa
     return y
 
 
-def swiglu(const float[:, ::1] gate not None, const float[:, ::1] up not None, gate_bias=None, up_bias=None, int threads=1):
+def swiglu(
+    const float[:, ::1] gate not None, const float[:, ::1] up not None, gate_bias=None, up_bias=None, int threads=1,
+):
     """silu(gate + gate_bias) * (up + up_bias), all [m, k]; both biases or none."""
     cdef Py_ssize_t m = gate.shape[0], k = gate.shape[1]
     if m < 1 or up.shape[0] != m or up.shape[1] != k:
@@ -129,7 +133,10 @@ def swiglu(const float[:, ::1] gate not None, const float[:, ::1] up not None, g
     return y
 
 
-def rope(BatchView view not None, float[:, :, ::1] x not None, const float[:, ::1] cos not None, const float[:, ::1] sin not None, bias=None, int threads=1):
+def rope(
+    BatchView view not None, float[:, :, ::1] x not None, const float[:, ::1] cos not None,
+    const float[:, ::1] sin not None, bias=None, int threads=1,
+):
     """Rotate x [tokens, heads, head_dim] in place by the rows' positions; cos, sin [positions, rope_dim / 2]."""
     cdef const float[::1] bias_
     cdef const float* bp = NULL
@@ -143,7 +150,10 @@ def rope(BatchView view not None, float[:, :, ::1] x not None, const float[:, ::
     cdef const KernelTable* table = kernels()
     cdef int th
     for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
-        table.rope(th, threads, &rows, &x[0, 0, 0], x.shape[1] * x.shape[2], <int>x.shape[1], <int>x.shape[2], 2 * <int>cos.shape[1], &cos[0, 0], &sin[0, 0], bp)
+        table.rope(
+            th, threads, &rows, &x[0, 0, 0], x.shape[1] * x.shape[2], <int>x.shape[1], <int>x.shape[2],
+            2 * <int>cos.shape[1], &cos[0, 0], &sin[0, 0], bp,
+        )
 
 
 cdef class KVStore:
@@ -167,7 +177,10 @@ cdef class KVStore:
         self.kv.k_block = n_kv_heads * head_dim * block_size
         self.kv.v_block = n_kv_heads * v_dim * block_size
 
-    def write(self, BatchView view not None, const float[:, :, ::1] k not None, const float[:, :, ::1] v not None, int threads=1):
+    def write(
+        self, BatchView view not None, const float[:, :, ::1] k not None, const float[:, :, ::1] v not None,
+        int threads=1,
+    ):
         """Store k, v [tokens, kv_heads, head_dim] at the rows' positions."""
         if k.shape[0] != view.n_tokens or k.shape[1] != self.kv.n_kv_heads or k.shape[2] != self.kv.head_dim:
             raise ValueError("shapes differ")
@@ -179,7 +192,10 @@ cdef class KVStore:
         for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
             table.kv_write(th, threads, &rows, &self.kv, &k[0, 0, 0], ld, &v[0, 0, 0], ld, NULL)
 
-    def attend(self, BatchView view not None, const float[:, :, ::1] q not None, float scale, float soft_cap=0, int window=0, int threads=1):
+    def attend(
+        self, BatchView view not None, const float[:, :, ::1] q not None, float scale, float soft_cap=0, int window=0,
+        int threads=1,
+    ):
         """q [tokens, heads, head_dim] -> attention output of the same shape."""
         if q.shape[0] != view.n_tokens or q.shape[1] % self.kv.n_kv_heads or q.shape[2] != self.kv.head_dim:
             raise ValueError("shapes differ")

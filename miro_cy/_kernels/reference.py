@@ -163,6 +163,31 @@ def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[in
     return c0, c1, c2, c3
 
 
+def uniform(seed: int, choice: int, position: int) -> float:
+    """The sampler's draw in (0, 1): 53 bits of Philox, keyed by the seed, at (position, choice)."""
+    high, low, *_ = philox((seed & MASK32, seed >> 32), (position, choice, 0, 0))
+    return ((high << 21) + (low >> 11) + 0.5) * 2.0**-53
+
+
+def sample(x: F32, temperature: float, k: int, p: float, u: float) -> int:
+    """The whole sampler on one row: temperature, then the k best (0: all), then the fewest that reach p of those.
+
+    Filtered candidates are drawn from best to worst, an unfiltered row in order of id.
+    """
+    n = x.shape[0]
+    if temperature == 0:
+        return top_k(x, 1)[0]
+    if not 0 < k < n:
+        k = n
+        if p == 1:
+            return draw(x, 1 / temperature, u)
+    ids = top_k(x, k)
+    weights = np.exp((x[ids].astype(np.float64) - float(x[ids[0]])) / temperature)
+    count = 1 + int(np.searchsorted(np.cumsum(weights), p * weights.sum()))
+    mass = np.cumsum(weights[:count])
+    return ids[int(np.searchsorted(mass, u * mass[-1]))]
+
+
 def random_raw(rng: Any, kind: str, n: int, k: int) -> Bytes:
     """Bytes of a random matrix of a kind, with scales in a sensible range (tests and benchmarks)."""
     if kind == "F32":

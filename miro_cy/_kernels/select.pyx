@@ -14,10 +14,13 @@ cdef extern from *:
     static int mi_runs(int level) {
     #if defined(__x86_64__)
         __builtin_cpu_init();
-        int v2 = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt") && __builtin_cpu_supports("ssse3");
-        int v3 = v2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+        int v2 = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt")
+            && __builtin_cpu_supports("ssse3");
+        int v3 = v2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")
+            && __builtin_cpu_supports("bmi2");
         int v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
-            && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd");
+            && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
+            && __builtin_cpu_supports("avx512cd");
         int vnni = v4 && __builtin_cpu_supports("avx512vnni");
         return level == 0 || (level == 2 && v2) || (level == 3 && v3) || (level == 4 && v4) || (level == 5 && vnni);
     #else
@@ -50,7 +53,9 @@ def use(str name):
     global active, active_name
     names = available()
     if name not in names:
-        raise ConfigError(f"MIRO_ISA={name}: not one of {', '.join(names)}, which this build and machine offer", field="MIRO_ISA")
+        raise ConfigError(
+            f"MIRO_ISA={name}: not one of {', '.join(names)}, which this build and machine offer", field="MIRO_ISA",
+        )
     capsule = import_module(f"miro_cy._kernels.isa.{name}").table()
     capsules.append(capsule)
     active = <const KernelTable*>PyCapsule_GetPointer(capsule, "miro_cy.KernelTable")

@@ -2,7 +2,6 @@
 
 from cython.parallel cimport prange
 from libc.stdint cimport uint8_t, uintptr_t
-from libc.string cimport memset
 
 import numpy as np
 

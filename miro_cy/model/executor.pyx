@@ -1,8 +1,8 @@
 """The CPU executor: one forward pass over a ragged batch, all threads walking through the layers together.
 
 `forward(BatchView) -> logits rows` is the seam where another executor plugs in. One parallel region spans a step; ops
-are kernels called by every thread, with a barrier where one op reads what another wrote. Nothing is allocated in a step,
-apart from a larger logits buffer when more rows are scored than ever before.
+are kernels called by every thread, with a barrier where one op reads what another wrote. Nothing is allocated in a
+step, apart from a larger logits buffer when more rows are scored than ever before.
 """
 
 from cython.parallel cimport parallel
@@ -113,7 +113,10 @@ cdef class CpuExecutor:
     cdef object logits_array
     cdef BatchView view
 
-    def __init__(self, spec, weights, *, int n_blocks, int block_size, str kv_dtype, bint fast, int threads, int max_tokens, int context, bint touch=False):
+    def __init__(
+        self, spec, weights, *, int n_blocks, int block_size, str kv_dtype, bint fast, int threads, int max_tokens,
+        int context, bint touch=False,
+    ):
         if spec.n_layers > MAX_LAYERS or block_size not in (16, 32, 64) or kv_dtype not in ("fp16", "fp32"):
             raise ValueError("executor settings out of range")
         self.table = kernels()
@@ -152,7 +155,9 @@ cdef class CpuExecutor:
             v.setdefault("up_bias", np.zeros(self.ffn, np.float32))
         self.keep.append(v)
         layer.attn_norm, layer.ffn_norm = vector_of(v, "attn_norm"), vector_of(v, "ffn_norm")
-        layer.q_bias, layer.k_bias, layer.v_bias = vector_of(v, "q_bias"), vector_of(v, "k_bias"), vector_of(v, "v_bias")
+        layer.q_bias, layer.k_bias, layer.v_bias = vector_of(
+            v, "q_bias",
+        ), vector_of(v, "k_bias"), vector_of(v, "v_bias")
         layer.o_bias, layer.down_bias = vector_of(v, "o_bias"), vector_of(v, "down_bias")
         layer.gate_bias, layer.up_bias = vector_of(v, "gate_bias"), vector_of(v, "up_bias")
         layer.attention.n_heads = self.n_heads
@@ -163,7 +168,8 @@ cdef class CpuExecutor:
     cdef allocate_kv(self, int i, Py_ssize_t n_blocks, int block_size, str kv_dtype, bint touch):
         cdef KVCache* kv = &self.layers[i].kv
         kv.dtype = KV_F16 if kv_dtype == "fp16" else KV_F32
-        kv.n_kv_heads, kv.head_dim, kv.v_dim, kv.block_size = self.n_kv_heads, self.head_dim, <int>padded(self.head_dim), block_size
+        kv.n_kv_heads, kv.head_dim, kv.v_dim = self.n_kv_heads, self.head_dim, <int>padded(self.head_dim)
+        kv.block_size = block_size
         kv.k_block = <Py_ssize_t>kv.n_kv_heads * kv.head_dim * block_size
         kv.v_block = <Py_ssize_t>kv.n_kv_heads * kv.v_dim * block_size
         dtype = np.float16 if kv_dtype == "fp16" else np.float32
@@ -204,7 +210,10 @@ cdef class CpuExecutor:
             self.b.logits = &view[0, 0]
 
     def forward(self, BatchView view not None):
-        """One step. Writes the batch's K and V, returns float32 [view.n_logits, vocab]: a view that the next call overwrites."""
+        """One step: writes the batch's K and V, returns logits float32 [view.n_logits, vocab].
+
+        The array is a view that the next call overwrites. Raises ValueError for a view that does not fit.
+        """
         cdef int i
         if view.n_rows < 1 or view.n_tokens > self.max_tokens:
             raise ValueError(f"a step takes 1 to {self.max_tokens} tokens, not {view.n_tokens}")
@@ -228,7 +237,10 @@ cdef class CpuExecutor:
         cdef const float* delta = NULL
         cdef const float* bias = NULL
         self.bind_rows(&rows)
-        self.table.embed(th, nth, self.embedding, &self.view.tokens[0], rows.n_tokens, b.x, self.hidden, self.scratch + th * self.scratch_floats)
+        self.table.embed(
+            th, nth, self.embedding, &self.view.tokens[0], rows.n_tokens, b.x, self.hidden,
+            self.scratch + th * self.scratch_floats,
+        )
         for i in range(self.n_layers):
             self.attention_block(th, nth, &self.layers[i], &rows, delta, bias)
             delta = b.delta
@@ -251,7 +263,10 @@ cdef class CpuExecutor:
     cdef bint in_integers(self, const PackedMatrix* w) noexcept nogil:
         return self.fast and w.layout != LAYOUT_F32 and w.layout != LAYOUT_F16
 
-    cdef void multiply(self, int th, int nth, const PackedMatrix* w, const float* x, Py_ssize_t ldx, float* y, Py_ssize_t ldy, Py_ssize_t m) noexcept nogil:
+    cdef void multiply(
+        self, int th, int nth, const PackedMatrix* w, const float* x, Py_ssize_t ldx, float* y, Py_ssize_t ldy,
+        Py_ssize_t m,
+    ) noexcept nogil:
         """y = x W^T; x also lies quantised in b.a where W is multiplied in integers."""
         cdef float* scratch = self.scratch + th * self.scratch_floats
         if self.in_integers(w):
@@ -259,7 +274,9 @@ cdef class CpuExecutor:
         else:
             self.table.matmul_f32(th, nth, w, x, ldx, y, ldy, m, scratch)
 
-    cdef void attention_block(self, int th, int nth, const Layer* w, const BatchRows* rows, const float* delta, const float* bias) noexcept nogil:
+    cdef void attention_block(
+        self, int th, int nth, const Layer* w, const BatchRows* rows, const float* delta, const float* bias,
+    ) noexcept nogil:
         """x += the previous block's delta; delta = W_o attention(norm(x))."""
         cdef Buffers* b = &self.b
         cdef Py_ssize_t m = rows.n_tokens
@@ -276,7 +293,10 @@ cdef class CpuExecutor:
         self.table.rope(th, nth, rows, b.k, b.ld_kv, self.n_kv_heads, d, self.rope_dim, self.cos, self.sin, w.k_bias)
         self.table.kv_write(th, nth, rows, &w.kv, b.k, b.ld_kv, b.v, b.ld_kv, w.v_bias)
         mi_barrier_wait(&self.barrier, nth)
-        self.table.attention(th, nth, rows, &w.kv, &w.attention, b.q, b.ld_q, b.h, self.n_heads * d, self.scratch + th * self.scratch_floats)
+        self.table.attention(
+            th, nth, rows, &w.kv, &w.attention, b.q, b.ld_q, b.h, self.n_heads * d,
+            self.scratch + th * self.scratch_floats,
+        )
         mi_barrier_wait(&self.barrier, nth)
         if self.in_integers(w.o):
             self.table.quantise(th, nth, b.h, self.n_heads * d, m, self.n_heads * d, &b.a)
@@ -284,7 +304,9 @@ cdef class CpuExecutor:
         self.multiply(th, nth, w.o, b.h, self.n_heads * d, b.delta, b.ld_d, m)
         mi_barrier_wait(&self.barrier, nth)
 
-    cdef void ffn_block(self, int th, int nth, const Layer* w, Py_ssize_t m, const float* delta, const float* bias) noexcept nogil:
+    cdef void ffn_block(
+        self, int th, int nth, const Layer* w, Py_ssize_t m, const float* delta, const float* bias,
+    ) noexcept nogil:
         """x += the attention's delta; delta = W_down swiglu(W_gate h, W_up h), h = norm(x)."""
         cdef Buffers* b = &self.b
         self.table.add_rmsnorm(th, nth, b.x, delta, b.ld_d, bias, w.ffn_norm, b.h, m, self.hidden, self.eps)

@@ -31,7 +31,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Sizes in elements. `layers` has one entry a layer; q, k, v, o and MLP biases are used where the weights hold them."""
+    """Sizes in elements; `layers` has one entry a layer. Biases are used where the weights hold them."""
 
     architecture: str
     vocab_size: int

@@ -7,8 +7,10 @@ temperature, top_k, top_p. Log-probabilities are those of the raw logits, before
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from itertools import islice
 from typing import Any
 
 from miro_cy.errors import BadField
@@ -67,7 +69,7 @@ class SamplingParams:
         put(self, "stop", _stops(self.stop))
         put(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         if not isinstance(self.ignore_eos, bool):
-            raise BadField(f"ignore_eos must be true or false, not {self.ignore_eos!r}", field="ignore_eos")
+            raise BadField(f"ignore_eos must be true or false, not {_shown(self.ignore_eos)}", field="ignore_eos")
         if self.logprobs is not None:
             put(self, "logprobs", _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS))
 
@@ -86,22 +88,33 @@ class SamplingParams:
         return self.temperature == 0.0 or self.top_k == 1
 
 
+def _shown(value: object) -> str:
+    """A value as an error message shows it. Python writes no integer of more than 4,300 digits."""
+    try:
+        return f"{value!r:.80}"
+    except ValueError:
+        return f"a very long {type(value).__name__}"
+
+
 def _integer(name: str, value: object, low: int, high: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise BadField(f"{name} must be an integer, not {value!r:.80}", field=name)
-    number = value.__index__()
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise BadField(f"{name} must be an integer, not {_shown(value)}", field=name)
     if not low <= number <= high:
-        raise BadField(f"{name} must be between {low} and {high}, not {number}", field=name)
+        raise BadField(f"{name} must be between {low} and {high}, not {_shown(number)}", field=name)
     return int(number)
 
 
 def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> float:
     if isinstance(value, (bool, str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
-        raise BadField(f"{name} must be a number, not {value!r:.80}", field=name)
+        raise BadField(f"{name} must be a number, not {_shown(value)}", field=name)
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
-        raise BadField(f"{name} must be a finite number, not {value!r:.80}", field=name) from None
+        raise BadField(f"{name} must be a finite number, not {_shown(value)}", field=name) from None
     if not math.isfinite(number) or not low <= number <= high or (open_low and number == low):
         bracket = "(" if open_low else "["
         raise BadField(f"{name} must be in {bracket}{low:g}, {high:g}], not {number!r}", field=name)
@@ -114,13 +127,13 @@ def _stops(value: object) -> tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, Iterable) or isinstance(value, (bytes, Mapping)):
-        raise BadField(f"stop must be a string or a list of strings, not {value!r:.80}", field="stop")
-    stops = tuple(value)
+        raise BadField(f"stop must be a string or a list of strings, not {_shown(value)}", field="stop")
+    stops = tuple(islice(value, MAX_STOPS + 1))
     if len(stops) > MAX_STOPS:
-        raise BadField(f"stop takes at most {MAX_STOPS} strings, got {len(stops)}", field="stop")
+        raise BadField(f"stop takes at most {MAX_STOPS} strings, got more", field="stop")
     for stop in stops:
         if not isinstance(stop, str):
-            raise BadField(f"stop must hold strings, not {stop!r:.80}", field="stop")
+            raise BadField(f"stop must hold strings, not {_shown(stop)}", field="stop")
         try:
             size = len(stop.encode())
         except UnicodeEncodeError:
@@ -135,8 +148,8 @@ def _token_ids(value: object) -> tuple[int, ...]:
     if value is None:
         return ()
     if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
-        raise BadField(f"{name} must be a list of integers, not {value!r:.80}", field=name)
-    ids = tuple(_integer(name, item, 0, MAX_INT32) for item in value)
+        raise BadField(f"{name} must be a list of integers, not {_shown(value)}", field=name)
+    ids = tuple(_integer(name, item, 0, MAX_INT32) for item in islice(value, MAX_STOPS + 1))
     if len(ids) > MAX_STOPS:
-        raise BadField(f"{name} takes at most {MAX_STOPS} ids, got {len(ids)}", field=name)
+        raise BadField(f"{name} takes at most {MAX_STOPS} ids, got more", field=name)
     return ids

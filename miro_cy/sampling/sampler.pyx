@@ -20,8 +20,8 @@ cdef double uniform(uint64_t seed, uint32_t choice, uint32_t position) noexcept 
     cdef uint32_t k0 = <uint32_t>seed, k1 = <uint32_t>(seed >> 32)
     cdef uint32_t c0 = position, c1 = choice, c2 = 0, c3 = 0, hi0, hi1
     cdef uint64_t p0, p1
-    cdef int i
-    for i in range(10):
+    cdef int _
+    for _ in range(10):
         p0 = <uint64_t>0xD2511F53u * c0
         p1 = <uint64_t>0xCD9E8D57u * c2
         hi0 = <uint32_t>(p0 >> 32)
@@ -151,4 +151,3 @@ def log_softmax_rows(float[:, ::1] logits not None):
     cdef const KernelTable* table = kernels()
     for i in range(logits.shape[0]):
         table.log_softmax(&logits[i, 0], logits.shape[1], &logits[i, 0])
-

@@ -40,7 +40,9 @@ def test_log_softmax_equals_reference(isa, seed, n):
     np.testing.assert_allclose(ops.log_softmax(x), reference.log_softmax(x), rtol=1e-6, atol=4e-6)
     x[: n // 2] = -np.inf
     if n > 1:
-        np.testing.assert_allclose(ops.log_softmax(x)[n // 2 :], reference.log_softmax(x)[n // 2 :], rtol=1e-6, atol=4e-6)
+        np.testing.assert_allclose(
+            ops.log_softmax(x)[n // 2 :], reference.log_softmax(x)[n // 2 :], rtol=1e-6, atol=4e-6
+        )
 
 
 @property_test
@@ -58,7 +60,7 @@ def test_top_k_equals_reference(isa, seed, n, data):
 def test_draw_equals_reference(isa, seed, n, u, temperature):
     x = logits(seed, n)
     got = ops.draw(x, 1 / temperature, u)
-    if got != reference.draw(x, 1 / temperature, u):    # u fell within rounding of a boundary
+    if got != reference.draw(x, 1 / temperature, u):  # u fell within rounding of a boundary
         near = {reference.draw(x, 1 / temperature, min(1, max(0, u + e))) for e in (-1e-5, 1e-5)}
         low, high = min(near), max(near)
         assert low <= got <= high

@@ -29,7 +29,7 @@ def test_every_weight_survives_packing_bit_for_bit(rng, kind):
         np.testing.assert_array_equal(ops.embed(packed, rows, threads=2), w[rows])
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.parametrize(("kind", "fast"), MODES)
 def test_matmul_equals_reference(isa, kind, fast, data):
@@ -53,7 +53,7 @@ def test_batch_invariance_of_matmul(rng, kind, fast):
         packed, _ = make(rng, kind, n, k)
         x = rng.standard_normal((300, k)).astype(np.float32)
         want = ops.matmul(packed, x, fast)
-        for m in [*range(1, 71), 96, 97, 200, 257]:
+        for m in [*range(1, 71), 97, 257]:
             got = ops.matmul(packed, x[:m], fast, threads=1 + m % 3)
             np.testing.assert_array_equal(got, want[:m])
 
@@ -70,7 +70,7 @@ def test_a_non_finite_activation_reaches_every_output(rng, kind):
 
 
 def test_saturation_is_impossible(rng):
-    """Extreme bytes against extreme activations: the int8 paths must not wrap (u8 x s8 pairs saturate int16 when they can)."""
+    """Extreme bytes against extreme activations: pairs of u8 x s8 products saturate int16 where they can."""
     for kind in QUANTISED:
         packed_raw = reference.random_raw(rng, kind, 16, 256)
         packed_raw.reshape(-1, {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "Q6_K": 210}[kind])[:, 4:128] = 255
@@ -92,12 +92,19 @@ def test_bad_sizes_are_refused():
 
 
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 2**32), m=st.integers(1, 9), blocks=st.integers(1, 9), scale=st.sampled_from([1e-38, 1e-3, 1.0, 1e30]))
+@given(
+    seed=st.integers(0, 2**32),
+    m=st.integers(1, 9),
+    blocks=st.integers(1, 9),
+    scale=st.sampled_from([1e-38, 1e-3, 1.0, 1e30]),
+)
 def test_quantise_equals_reference(isa, seed, m, blocks, scale):
     x = (np.random.default_rng(seed).standard_normal((m, 32 * blocks)) * scale).astype(np.float32)
     q, d, total, dsum = ops.quantise(x, threads=2)
     want_q, want_d = reference.quantise(x)
     np.testing.assert_array_equal(d, want_d)
-    assert np.abs(q.astype(int) - want_q).max() <= (isa in ("generic", "v2"))   # without FMA, x / d is rounded twice
+    assert np.abs(q.astype(int) - want_q).max() <= (isa in ("generic", "v2"))  # without FMA, x / d is rounded twice
     np.testing.assert_array_equal(total, q.reshape(m, -1, 16).sum(axis=2, dtype=np.int32))
-    np.testing.assert_allclose(dsum, (d * total).reshape(m, -1, 2).sum(axis=2), rtol=1e-5, atol=1e-5 * np.abs(d * total).max())
+    np.testing.assert_allclose(
+        dsum, (d * total).reshape(m, -1, 2).sum(axis=2), rtol=1e-5, atol=1e-5 * np.abs(d * total).max()
+    )

@@ -55,7 +55,9 @@ def test_rope_equals_reference(isa, seed, heads, half, extra):
     positions = np.array([5, 6, 7, *range(7)], np.int32)
     got = x.copy()
     ops.rope(view, got, cos, sin, bias, threads=2)
-    np.testing.assert_allclose(got, reference.rope(x + bias.reshape(heads, d), positions, cos, sin), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        got, reference.rope(x + bias.reshape(heads, d), positions, cos, sin), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_exp_is_accurate_and_safe(isa):

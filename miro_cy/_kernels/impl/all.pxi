@@ -1,4 +1,4 @@
-# One instruction-set build of every kernel. The stubs in ../isa include this file and nothing else; it exports one table.
+# One instruction-set build of every kernel. The stubs in ../isa include this file and nothing else.
 
 include "vec.pxi"
 include "rows.pxi"

@@ -1,9 +1,9 @@
-# FlashAttention-2 forward with online softmax (Dao 2023) over a paged KV cache, one code path for decode rows and chunks.
+# FlashAttention-2 forward with online softmax (Dao 2023) over a paged KV cache, one path for decode rows and chunks.
 #
-# For each query row the keys are taken in tiles of KV_TILE tokens at absolute positions; tiles of one range of KV_RANGE tokens
-# accumulate into a fresh (max, sum, acc), and ranges merge in ascending order. Nothing depends on which rows share a work item,
-# so a token's output has the same bits as a decode row or inside any chunk, at any block size and thread count.
-# K and V are read as stored; slots past a row's length are never used.
+# For each query row the keys are taken in tiles of KV_TILE tokens at absolute positions; tiles of one range of KV_RANGE
+# tokens accumulate into a fresh (max, sum, acc), and ranges merge in ascending order. Nothing depends on which rows
+# share a work item, so a token's output has the same bits as a decode row or inside any chunk, at any block size and
+# thread count. K and V are read as stored; slots past a row's length are never used.
 
 cdef enum:
     ATTN_ROWS = 48              # query rows (positions x heads of a KV group) a work item covers
@@ -38,7 +38,7 @@ cdef inline void kv_tile(
     const int dtype, const int mr, const float* a, Py_ssize_t lda, const void* w, Py_ssize_t w0, Py_ssize_t ldw,
     float* c, Py_ssize_t ldc, Py_ssize_t n, bint first,
 ) noexcept nogil:
-    """c[mr][16] = (c +) a[mr][n] w[n][16], one chain along n an element; w0: first element of w. Both QK^T and PV are this."""
+    """c[mr][16] = (c +) a[mr][n] w[n][16], one chain along n an element; w0: first element of w. QK^T and PV alike."""
     cdef vf acc[24]
     cdef vf wv[4]
     cdef vf av
@@ -67,10 +67,14 @@ cdef void kv_rows(
     cdef int r = 0, mr
     while r < rows:
         mr = min(4, rows - r)
-        if mr == 4: kv_tile(dtype, 4, a + r * lda, lda, w, w0, ldw, c + r * ldc, ldc, n, first)
-        elif mr == 3: kv_tile(dtype, 3, a + r * lda, lda, w, w0, ldw, c + r * ldc, ldc, n, first)
-        elif mr == 2: kv_tile(dtype, 2, a + r * lda, lda, w, w0, ldw, c + r * ldc, ldc, n, first)
-        else: kv_tile(dtype, 1, a + r * lda, lda, w, w0, ldw, c + r * ldc, ldc, n, first)
+        if mr == 4:
+            kv_tile(dtype, 4, a + r * lda, lda, w, w0, ldw, c + r * ldc, ldc, n, first)
+        elif mr == 3:
+            kv_tile(dtype, 3, a + r * lda, lda, w, w0, ldw, c + r * ldc, ldc, n, first)
+        elif mr == 2:
+            kv_tile(dtype, 2, a + r * lda, lda, w, w0, ldw, c + r * ldc, ldc, n, first)
+        else:
+            kv_tile(dtype, 1, a + r * lda, lda, w, w0, ldw, c + r * ldc, ldc, n, first)
         r += mr
 
 
@@ -98,7 +102,10 @@ cdef void score_tile(AttentionItem* it, int t0, int last) noexcept nogil:
             return
         base = it.table[t0 // bs + b] * kv.k_block + <Py_ssize_t>it.head * kv.head_dim * bs
         for c in range(bs // PANEL):
-            kv_rows_any(kv.dtype, it.rows, it.q, kv.head_dim, kv.k, base + c * PANEL, bs, it.s + b * bs + c * PANEL, KV_TILE, kv.head_dim, True)
+            kv_rows_any(
+                kv.dtype, it.rows, it.q, kv.head_dim, kv.k, base + c * PANEL, bs, it.s + b * bs + c * PANEL, KV_TILE,
+                kv.head_dim, True,
+            )
 
 
 cdef inline void mask_row(float* s, int lo, int hi) noexcept nogil:
@@ -156,7 +163,10 @@ cdef void add_values(AttentionItem* it, int t0, int row, int rows, int lo, int h
             continue
         base = it.table[t0 // bs + b] * kv.v_block + (<Py_ssize_t>it.head * bs + j0 - b * bs) * kv.v_dim
         for c in range(kv.v_dim // PANEL):
-            kv_rows_any(kv.dtype, rows, it.s + row * KV_TILE + j0, KV_TILE, kv.v, base + c * PANEL, kv.v_dim, it.o + row * kv.v_dim + c * PANEL, kv.v_dim, j1 - j0, False)
+            kv_rows_any(
+                kv.dtype, rows, it.s + row * KV_TILE + j0, KV_TILE, kv.v, base + c * PANEL, kv.v_dim,
+                it.o + row * kv.v_dim + c * PANEL, kv.v_dim, j1 - j0, False,
+            )
 
 
 cdef void attend_tile(AttentionItem* it, int t0) noexcept nogil:
@@ -236,7 +246,10 @@ cdef void attend_rows(AttentionItem* it, const float* q, Py_ssize_t ldq, float* 
             dst[j] = it.o_all[r * it.kv.v_dim + j] * inverse
 
 
-cdef void attention(int th, int nth, const BatchRows* batch, const KVCache* kv, const AttentionParams* p, const float* q, Py_ssize_t ldq, float* out, Py_ssize_t ldo, float* scratch) noexcept nogil:
+cdef void attention(
+    int th, int nth, const BatchRows* batch, const KVCache* kv, const AttentionParams* p, const float* q,
+    Py_ssize_t ldq, float* out, Py_ssize_t ldo, float* scratch,
+) noexcept nogil:
     cdef AttentionItem it
     cdef int group = p.n_heads // kv.n_kv_heads
     cdef int span = max(1, ATTN_ROWS // group)          # positions an item covers
@@ -273,7 +286,9 @@ cdef inline void store_kv(int dtype, void* p, Py_ssize_t i, float x) noexcept no
         (<float*>p)[i] = x
 
 
-cdef void write_token(const KVCache* kv, Py_ssize_t block, int at, const float* k, const float* v, const float* v_bias) noexcept nogil:
+cdef void write_token(
+    const KVCache* kv, Py_ssize_t block, int at, const float* k, const float* v, const float* v_bias,
+) noexcept nogil:
     cdef Py_ssize_t base
     cdef int h, j, d = kv.head_dim
     cdef float x
@@ -289,7 +304,10 @@ cdef void write_token(const KVCache* kv, Py_ssize_t block, int at, const float* 
             store_kv(kv.dtype, kv.v, base + j, x)
 
 
-cdef void kv_write(int th, int nth, const BatchRows* batch, const KVCache* kv, const float* k, Py_ssize_t ldk, const float* v, Py_ssize_t ldv, const float* v_bias) noexcept nogil:
+cdef void kv_write(
+    int th, int nth, const BatchRows* batch, const KVCache* kv, const float* k, Py_ssize_t ldk, const float* v,
+    Py_ssize_t ldv, const float* v_bias,
+) noexcept nogil:
     cdef Py_ssize_t t, first, last
     cdef int r, position
     cdef const int32_t* table
@@ -299,4 +317,6 @@ cdef void kv_write(int th, int nth, const BatchRows* batch, const KVCache* kv, c
         table = batch.table + batch.slot[r] * batch.table_stride
         for t in range(first, last):
             position = batch.first_pos[r] + <int>(t - batch.offset[r])
-            write_token(kv, table[position // kv.block_size], position % kv.block_size, k + t * ldk, v + t * ldv, v_bias)
+            write_token(
+                kv, table[position // kv.block_size], position % kv.block_size, k + t * ldk, v + t * ldv, v_bias,
+            )

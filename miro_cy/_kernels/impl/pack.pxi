@@ -1,6 +1,8 @@
 # Packing: rows of a model file -> 16-row panels (layouts in abi.pxd). Rows past n are zero.
 
-cdef void pack_f32(PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, Py_ssize_t p0, Py_ssize_t p1) noexcept nogil:
+cdef void pack_f32(
+    PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, Py_ssize_t p0, Py_ssize_t p1,
+) noexcept nogil:
     cdef Py_ssize_t p, i, k, rows
     cdef float* out
     cdef const float* row
@@ -15,7 +17,9 @@ cdef void pack_f32(PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_t
                 out[k * PANEL + i] = row[k]
 
 
-cdef void pack_f16(PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, Py_ssize_t p0, Py_ssize_t p1) noexcept nogil:
+cdef void pack_f16(
+    PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, Py_ssize_t p0, Py_ssize_t p1,
+) noexcept nogil:
     cdef Py_ssize_t p, i, k, rows
     cdef uint16_t* out
     cdef const uint16_t* row
@@ -37,7 +41,9 @@ cdef inline void copy_quads(uint8_t* dst, const uint8_t* src, Py_ssize_t i, int 
         memcpy(dst + (p * PANEL + i) * 4, src + p * 4, 4)
 
 
-cdef void pack_q8_0(PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, Py_ssize_t p0, Py_ssize_t p1) noexcept nogil:
+cdef void pack_q8_0(
+    PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, Py_ssize_t p0, Py_ssize_t p1,
+) noexcept nogil:
     # file block: d f16, q int8[32]
     cdef Py_ssize_t p, i, b, rows
     cdef uint8_t* out
@@ -54,7 +60,9 @@ cdef void pack_q8_0(PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_
                 memcpy(out + 512 + i * 2, block, 2)
 
 
-cdef void pack_q4(PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, Py_ssize_t p0, Py_ssize_t p1) noexcept nogil:
+cdef void pack_q4(
+    PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, Py_ssize_t p0, Py_ssize_t p1,
+) noexcept nogil:
     # file block (Q4_0, Q4_1): d f16, [m f16,] 16 bytes whose low nibbles are elements 0-15, high nibbles 16-31
     cdef Py_ssize_t p, i, b, rows, head = 4 if w.has_min else 2
     cdef uint8_t* out
@@ -103,7 +111,9 @@ cdef inline void split_planes_2bit(const uint8_t* q, uint8_t* out, Py_ssize_t i)
             out[256 + (h * PANEL + i) * 4 + j] = bits
 
 
-cdef void pack_q6_k(PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, Py_ssize_t p0, Py_ssize_t p1) noexcept nogil:
+cdef void pack_q6_k(
+    PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, Py_ssize_t p0, Py_ssize_t p1,
+) noexcept nogil:
     # file block of 256: ql[128], qh[64], scales int8[16], d f16 = 210 bytes
     cdef Py_ssize_t p, i, b, rows
     cdef int s

@@ -42,16 +42,22 @@ cdef void quantise_row(const float* x, Py_ssize_t row, Py_ssize_t k, const Activ
     for g in range(groups):
         quantise_group(x + g * QGROUP, out.q + row * k + g * QGROUP, d + g, total + g)
     for b in range(k // QBLOCK):
-        out.dsum[row * (k // QBLOCK) + b] = mi_fma(d[2 * b + 1], <float>total[2 * b + 1], d[2 * b] * <float>total[2 * b])
+        out.dsum[row * (k // QBLOCK) + b] = mi_fma(
+            d[2 * b + 1], <float>total[2 * b + 1], d[2 * b] * <float>total[2 * b],
+        )
 
 
-cdef void quantise(int th, int nth, const float* x, Py_ssize_t ldx, Py_ssize_t m, Py_ssize_t k, const Activations* out) noexcept nogil:
+cdef void quantise(
+    int th, int nth, const float* x, Py_ssize_t ldx, Py_ssize_t m, Py_ssize_t k, const Activations* out,
+) noexcept nogil:
     cdef Py_ssize_t i
     for i in range(share(m, th, nth), share(m, th + 1, nth)):
         quantise_row(x + i * ldx, i, k, out)
 
 
-cdef void add_rmsnorm_row(float* x, const float* delta, const float* bias, const float* weight, float* y, Py_ssize_t k, float eps) noexcept nogil:
+cdef void add_rmsnorm_row(
+    float* x, const float* delta, const float* bias, const float* weight, float* y, Py_ssize_t k, float eps,
+) noexcept nogil:
     cdef float lane[16]
     cdef float scale
     cdef Py_ssize_t i, j, whole = k // 16 * 16
@@ -73,7 +79,10 @@ cdef void add_rmsnorm_row(float* x, const float* delta, const float* bias, const
         y[i] = x[i] * scale * weight[i]
 
 
-cdef void add_rmsnorm(int th, int nth, float* x, const float* delta, Py_ssize_t ldd, const float* bias, const float* weight, float* y, Py_ssize_t m, Py_ssize_t k, float eps) noexcept nogil:
+cdef void add_rmsnorm(
+    int th, int nth, float* x, const float* delta, Py_ssize_t ldd, const float* bias, const float* weight, float* y,
+    Py_ssize_t m, Py_ssize_t k, float eps,
+) noexcept nogil:
     # Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"
     cdef Py_ssize_t i
     cdef const float* row
@@ -84,7 +93,9 @@ cdef void add_rmsnorm(int th, int nth, float* x, const float* delta, Py_ssize_t 
         add_rmsnorm_row(x + i * k, row, bias, weight, y + i * k, k, eps)
 
 
-cdef void swiglu_row(const float* gate, const float* up, const float* gate_bias, const float* up_bias, float* y, Py_ssize_t k) noexcept nogil:
+cdef void swiglu_row(
+    const float* gate, const float* up, const float* gate_bias, const float* up_bias, float* y, Py_ssize_t k,
+) noexcept nogil:
     cdef Py_ssize_t i
     cdef float g
     if gate_bias == NULL:
@@ -97,7 +108,10 @@ cdef void swiglu_row(const float* gate, const float* up, const float* gate_bias,
             y[i] = g / (<float>1.0 + expf_fast(-g)) * (up[i] + up_bias[i])
 
 
-cdef void swiglu(int th, int nth, const float* gate, const float* up, Py_ssize_t ld, const float* gate_bias, const float* up_bias, float* y, Py_ssize_t ldy, Py_ssize_t m, Py_ssize_t k) noexcept nogil:
+cdef void swiglu(
+    int th, int nth, const float* gate, const float* up, Py_ssize_t ld, const float* gate_bias, const float* up_bias,
+    float* y, Py_ssize_t ldy, Py_ssize_t m, Py_ssize_t k,
+) noexcept nogil:
     # Shazeer 2020, "GLU Variants Improve Transformer"
     cdef Py_ssize_t i
     for i in range(share(m, th, nth), share(m, th + 1, nth)):
@@ -114,7 +128,10 @@ cdef inline void rope_head(float* x, int rope_dim, const float* cos, const float
         x[2 * i + 1] = b * cos[i] + a * sin[i]
 
 
-cdef void rope(int th, int nth, const BatchRows* batch, float* x, Py_ssize_t ldx, int n_heads, int head_dim, int rope_dim, const float* cos, const float* sin, const float* bias) noexcept nogil:
+cdef void rope(
+    int th, int nth, const BatchRows* batch, float* x, Py_ssize_t ldx, int n_heads, int head_dim, int rope_dim,
+    const float* cos, const float* sin, const float* bias,
+) noexcept nogil:
     # Su et al. 2021, "RoFormer", on neighbouring pairs (the order of GGUF llama files)
     cdef Py_ssize_t t, j, first, last, position
     cdef int r, h
@@ -129,4 +146,6 @@ cdef void rope(int th, int nth, const BatchRows* batch, float* x, Py_ssize_t ldx
                 for j in range(n_heads * head_dim):
                     row[j] = row[j] + bias[j]
             for h in range(n_heads):
-                rope_head(row + h * head_dim, rope_dim, cos + position * (rope_dim // 2), sin + position * (rope_dim // 2))
+                rope_head(
+                    row + h * head_dim, rope_dim, cos + position * (rope_dim // 2), sin + position * (rope_dim // 2),
+                )

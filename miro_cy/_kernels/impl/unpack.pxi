@@ -1,5 +1,5 @@
-# Unpacking a run of 32-k blocks of one panel into what a micro-kernel reads: a byte plane [quad][16][4] and float scales
-# [group][16]. Both matmuls and the embedding lookup go through here, whatever the layout and the row count.
+# Unpacking a run of 32-k blocks of one panel into what a micro-kernel reads: a byte plane [quad][16][4] and float
+# scales [group][16]. Both matmuls and the embedding lookup go through here, whatever the layout and the row count.
 
 cdef struct Plane:
     const uint8_t* q            # first block's bytes
@@ -33,7 +33,9 @@ cdef inline void unpack_nibbles(const int high_bits, const uint8_t* src, uint8_t
             vi_store(dst + ((p + 4) * PANEL + v * MI_VL) * 4, hi)
 
 
-cdef inline void unpack_simple(const PackedMatrix* w, const uint8_t* src, Py_ssize_t blocks, uint8_t* q, Plane* out) noexcept nogil:
+cdef inline void unpack_simple(
+    const PackedMatrix* w, const uint8_t* src, Py_ssize_t blocks, uint8_t* q, Plane* out,
+) noexcept nogil:
     """Blocks of 32 with their own half scales."""
     cdef Py_ssize_t b, scales = 512 if w.layout == LAYOUT_Q8 else 256
     if w.layout == LAYOUT_Q8:       # read in place: the plane is already bytes
@@ -48,7 +50,9 @@ cdef inline void unpack_simple(const PackedMatrix* w, const uint8_t* src, Py_ssi
         src += w.block_bytes
 
 
-cdef inline void unpack_super(const PackedMatrix* w, const uint8_t* src, Py_ssize_t first, Py_ssize_t blocks, uint8_t* q, Plane* out) noexcept nogil:
+cdef inline void unpack_super(
+    const PackedMatrix* w, const uint8_t* src, Py_ssize_t first, Py_ssize_t blocks, uint8_t* q, Plane* out,
+) noexcept nogil:
     """Blocks first.. of super-blocks of 256 with int8 sub-scales (Q6_K)."""
     cdef Py_ssize_t b, s, g, i, groups = 32 // w.group, plane = 256 + 64 * w.high_bits
     cdef const uint8_t* block
@@ -65,7 +69,9 @@ cdef inline void unpack_super(const PackedMatrix* w, const uint8_t* src, Py_ssiz
                 out.scale[(b * groups + g) * PANEL + i] = d[i] * <float>sub[g * PANEL + i]
 
 
-cdef inline void unpack_plane(const PackedMatrix* w, Py_ssize_t panel, Py_ssize_t first, Py_ssize_t blocks, uint8_t* q, Plane* out) noexcept nogil:
+cdef inline void unpack_plane(
+    const PackedMatrix* w, Py_ssize_t panel, Py_ssize_t first, Py_ssize_t blocks, uint8_t* q, Plane* out,
+) noexcept nogil:
     """32-k blocks [first, first + blocks) of a panel; q: room for blocks * 512 bytes."""
     cdef const uint8_t* src = w.data + panel * w.panel_bytes
     out.q = q

@@ -16,6 +16,7 @@ cdef extern from "vec.h" nogil:
         MI_VL
         MI_NV
         MI_SIGNED_ZERO
+        MI_NARROW
     vf vf_load(const float* p)
     void vf_store(float* p, vf v)
     vf vf_set1(float x)

@@ -116,6 +116,11 @@ MI_INLINE vf vf_load_f16(const uint16_t *p) {
 /* --- int8 dot products of four neighbouring bytes into each 32-bit lane, exact ---------------------------------
  * Unsigned weights below 64 go through a narrow accumulator: int16 lanes without VNNI. A step adds at most
  * 2 * max * 127 to a lane, so with weights up to 15 / 31 / 63 a caller may take 8 / 4 / 2 steps before it widens. */
+#if (MI_VL == 16 && defined(__AVX512VNNI__)) || !defined(__SSSE3__)
+#define MI_NARROW 0 /* vi_dot_u8 adds into 32-bit lanes: no widening needed */
+#else
+#define MI_NARROW 1
+#endif
 MI_INLINE vi vi_dot_u8(vi narrow, vi w, vi a) {
 #if MI_VL == 16 && defined(__AVX512VNNI__)
     return (vi)_mm512_dpbusd_epi32((__m512i)narrow, (__m512i)w, (__m512i)a);
@@ -134,9 +139,7 @@ MI_INLINE vi vi_dot_u8(vi narrow, vi w, vi a) {
 
 /* sum + the narrow accumulator of vi_dot_u8 */
 MI_INLINE vi vi_widen(vi sum, vi narrow) {
-#if MI_VL == 16 && defined(__AVX512VNNI__)
-    return sum + narrow;
-#elif MI_VL == 16
+#if MI_VL == 16
     return sum + (vi)_mm512_madd_epi16((__m512i)narrow, _mm512_set1_epi16(1));
 #elif defined(__AVX2__)
     return sum + (vi)_mm256_madd_epi16((__m256i)narrow, _mm256_set1_epi16(1));
