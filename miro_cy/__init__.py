@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from miro_client import __version__
+
 if TYPE_CHECKING:
     from miro_cy.config import EngineConfig
     from miro_cy.engine import Engine
     from miro_cy.requests import Completion, Event, Request
     from miro_cy.sampling.params import SamplingParams
 
-__version__ = "0.1.0"
-__all__ = ["Completion", "Engine", "EngineConfig", "Event", "Request", "SamplingParams"]
+__all__ = ["Completion", "Engine", "EngineConfig", "Event", "Request", "SamplingParams", "__version__"]
 
 _HOMES = {
     "Completion": "miro_cy.requests",

@@ -360,7 +360,7 @@ def test_an_idle_client_sleeps(worker, connect, monkeypatch):
     turns, take = [], client._connection._take_commands
     monkeypatch.setattr(client._connection, "_take_commands", lambda: turns.append(1) or take())
     time.sleep(0.3)
-    assert turns == []
+    assert len(turns) <= 1  # the one that delivered the answer may end late
     client.ping()
     assert turns
 

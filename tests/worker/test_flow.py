@@ -76,7 +76,8 @@ def test_a_client_that_pauses_loses_nothing(serve, raw, engine):
     worker = serve(send_hwm=4)
     client = raw(worker, RCVHWM=1, RCVBUF=4096)
     requests = [client.generate(f"pause {i}", max_tokens=4000, sampling={"logprobs": 2}) for i in range(4)]
-    wait_until(lambda: engine.steps > 0 and not engine.has_work, "all is generated, little of it read")
+    wait_until(lambda: len(engine.added) == 4 and not engine.has_work, "all is generated, little of it read")
+    wait_until(lambda: len(worker._io._sessions) == 0, "and has reached the I/O thread")
     assert worker._io._sessions.delivery.waiting
     replies: dict[bytes, list] = {request: [] for request in requests}
     while not all(r and isinstance(r[-1], wire.End) for r in replies.values()):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import platform
 import signal
 import socket
 import stat
@@ -82,13 +84,42 @@ def test_within_the_grace_time_running_work_finishes_and_new_work_is_refused(pro
     assert process.returncode == 0
 
 
+def unblocked_threads(pid: int) -> list[int]:
+    """The threads of a process that may be handed a SIGTERM."""
+
+    def blocks(thread: str) -> bool:
+        status = Path(f"/proc/{pid}/task/{thread}/status").read_text()
+        mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigBlk"))
+        return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
+
+    return [int(thread) for thread in os.listdir(f"/proc/{pid}/task") if not blocks(thread)]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the number of the tgkill system call")
+def test_a_signal_is_heard_whichever_thread_it_reaches(program, raw):
+    tgkill, kinds = 234, 1
+    while kinds:
+        process, endpoint = program(0.0, 0)
+        client = raw(endpoint)
+        client.until_end(client.generate())
+        time.sleep(0.2)  # until the main thread waits
+        others = sorted(set(unblocked_threads(process.pid)) - {process.pid})
+        assert len(others) >= 3  # at least the worker's own
+        ctypes.CDLL(None).syscall(tgkill, process.pid, others[-kinds], signal.SIGTERM)
+        process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0
+        kinds = kinds + 1 if kinds < len(others) else 0
+
+
 def test_a_second_signal_ends_the_grace_time(program, raw):
     process, endpoint = program(0.005, 60_000)
-    client = raw(endpoint)
+    client, other = raw(endpoint), raw(endpoint)
     request = client.generate("abc", max_tokens=4000)
     assert isinstance(client.receive()[1], wire.Accepted)
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.1)
+    # Two signals that wait at once are one: send the second when the first has had its effect.
+    while not isinstance(other.until_end(other.generate("x", max_tokens=1))[-1], wire.Error):
+        pass
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert client.until_end(request)[-1].code == "restarted"
@@ -171,7 +202,7 @@ def test_an_idle_worker_sleeps(serve, raw, engine, monkeypatch):
     monkeypatch.setattr(worker._io, "_turn", lambda: turns.append(1) or turn())
     steps = engine.steps
     time.sleep(0.5)
-    assert turns == []
+    assert len(turns) <= 1  # the one that answered may end late
     assert engine.steps == steps
     client.send(wire.Ping())
     assert client.receive()[1].last_step_age_ms == 0

@@ -20,16 +20,19 @@ class Wakeup:
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.is_set = False
 
     def fileno(self) -> int:
         return self._fd
 
     def set(self) -> None:
+        self.is_set = True
         # The counter is full: whoever polls has long been woken.
         with contextlib.suppress(BlockingIOError):
             os.eventfd_write(self._fd, 1)
 
     def clear(self) -> None:
+        self.is_set = False
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._fd)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import select
 import signal
 import threading
 import time
@@ -51,6 +53,7 @@ class Worker:
         self._socket: DataSocket | None = None
         self._threads: dict[str, threading.Thread] = {}
         self._lock = threading.Lock()
+        self._ended = Wakeup()  # set when the I/O thread is over
 
     @property
     def endpoint(self) -> str:
@@ -142,6 +145,10 @@ class Worker:
             signals.append(number)
 
         signals: list[int] = []
+        # The kernel may hand a signal to any thread. Python then runs the handler in this one, but only once something
+        # wakes it, and waiting for a thread is not interrupted by that: so wait for a descriptor it writes to.
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        previous_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             self.start()
@@ -149,11 +156,19 @@ class Worker:
                 self.request_stop(None)
             if on_ready is not None:
                 on_ready()
-            self.join()
+            while not self.join(0):
+                select.select([reader, self._ended.fileno()], [], [])
+                with contextlib.suppress(BlockingIOError):
+                    os.read(reader, 4096)
+                if self._ended.is_set:
+                    self.join()
             clean = self.stop(0)
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+            signal.set_wakeup_fd(previous_fd)
+            os.close(reader)
+            os.close(writer)
         return 0 if clean and self.error is None else 1
 
     def __enter__(self) -> Self:
@@ -202,3 +217,6 @@ class Worker:
         except Exception as error:
             log.exception("the %s thread failed", name)
             self._fail(error)
+        finally:
+            if name == "io":
+                self._ended.set()
