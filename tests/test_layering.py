@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import miro_client
 import pytest
 
+import miro_client
 import miro_cy
 
 ROOT = Path(__file__).parents[1]

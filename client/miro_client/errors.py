@@ -160,9 +160,7 @@ _WIRE_TYPES: tuple[type[RequestError], ...] = (
 CODES: dict[str, type[RequestError]] = {kind.code: kind for kind in _WIRE_TYPES}
 
 
-def from_wire(
-    code: str, message: str, *, field: str | None = None, retry_after_ms: int | None = None
-) -> RequestError:
+def from_wire(code: str, message: str, *, field: str | None = None, retry_after_ms: int | None = None) -> RequestError:
     """The exception for a wire code; a code of a newer worker becomes InternalError with the code in its message."""
     kind = CODES.get(code)
     if kind is None:

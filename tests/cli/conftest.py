@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import miro_client
 import pytest
 from click.testing import CliRunner
 
+import miro_client
 import miro_cy
 from miro_cy.errors import ContextOverflow, MiroError, Unsupported
 from miro_cy.requests import Event, Timing, Usage

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from miro_client.cli import COMMANDS, main
 
+from miro_client.cli import COMMANDS, main
 from miro_cy.errors import BadField, InternalError, ModelNotFound
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from miro_client.cli import COMMANDS
 
 pytestmark = pytest.mark.timeout(60)

@@ -15,7 +15,7 @@ from miro_client import __version__
 ENGINE_OPTIONS = (
     click.option("--threads", type=click.IntRange(1), help="Compute threads [default: physical cores granted]."),
     click.option("--kv-memory", metavar="SIZE", help='KV cache, bytes or "4GiB" [default: a share of free memory].'),
-    click.option("--kv-dtype", metavar="TYPE", help="Type of the KV cache [default: the engine's]."),
+    click.option("--kv-dtype", type=click.Choice(["fp16", "fp32"]), help="Type of the KV cache [default: fp16]."),
     click.option("--compute", type=click.Choice(["fast", "exact"]), help="Integer or float arithmetic."),
     click.option("--block-size", type=click.IntRange(1), help="Tokens in a KV block."),
     click.option("--max-context", type=click.IntRange(1), help="Tokens of context [default: the model's]."),
@@ -55,7 +55,9 @@ def main(model: str, bind: str | None, grace_ms: int, log_level: str, **options:
     from miro_client.errors import MiroError
 
     try:
-        code = serve(model, bind, grace_ms, {name: value for name, value in options.items() if value is not None})
+        # A server's share of memory, unless told otherwise; the engine's own default is one context.
+        given = {name: value for name, value in options.items() if value is not None}
+        code = serve(model, bind, grace_ms, {"kv_memory": "auto", **given})
     except MiroError as error:
         raise click.ClickException(error.message) from None
     logging.shutdown()

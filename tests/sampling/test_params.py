@@ -1,0 +1,132 @@
+"""SamplingParams: every field's type and limits, and what out-of-range input says."""
+
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from miro_cy import SamplingParams
+from miro_cy.errors import BadField
+from miro_cy.sampling.params import MAX_INT32, MAX_LOGPROBS, MAX_STOP_BYTES, MAX_STOPS, MAX_UINT64, MIN_TEMPERATURE
+
+HUGE = 10**5000  # more digits than Python agrees to write
+FIELDS = [
+    "max_tokens", "temperature", "top_k", "top_p", "seed", "stop", "stop_token_ids", "ignore_eos", "logprobs",
+]  # fmt: skip
+BAD = {
+    "max_tokens": [-1, MAX_INT32 + 1, HUGE, 1.0, "8", True, [1], float("nan"), int, np.array([1, 2])],
+    "temperature": [
+        -0.1, 2.0001, HUGE, float("nan"), float("inf"), -float("inf"), "1", b"1", True, None, [1.0], 1j, float,
+        np.array([1.0, 1.0]), Decimal("NaN"),
+    ],
+    "top_k": [-2, MAX_INT32 + 1, HUGE, 1.5, "1", None, False, int],
+    "top_p": [0, 0.0, -0.5, 1.0001, HUGE, float("nan"), float("inf"), "0.5", None, True, [0.5]],
+    "seed": [-2, MAX_UINT64 + 1, HUGE, 0.5, "1", True],
+    "stop": [
+        "", [""], ["a", ""], ["a"] * (MAX_STOPS + 1), "x" * (MAX_STOP_BYTES + 1), "é" * (MAX_STOP_BYTES // 2 + 1),
+        "\ud800", ["ok", 1], [b"x"], b"x", 1, {"a": 1}, [None], [HUGE],
+    ],
+    "stop_token_ids": [[-1], [MAX_INT32 + 1], [HUGE], [1.0], ["1"], [True], "12", b"12", 3, {1: 2},
+                       list(range(MAX_STOPS + 1))],
+    "ignore_eos": [0, 1, "true", None, [], HUGE],
+    "logprobs": [-1, MAX_LOGPROBS + 1, HUGE, 1.0, "1", True],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "at"), [(name, at) for name in FIELDS for at in range(len(BAD[name]))])
+def test_bad_values_are_refused_by_name(name, at):
+    with pytest.raises(BadField, match=name) as caught:
+        SamplingParams(**{name: BAD[name][at]})
+    assert caught.value.field == name
+    assert len(str(caught.value)) < 300
+    with pytest.raises(BadField) as caught:
+        SamplingParams.from_mapping({name: BAD[name][at]})
+    assert caught.value.field == name
+
+
+def test_an_endless_list_of_stops_is_refused():
+    def endless():
+        while True:
+            yield "a"
+
+    with pytest.raises(BadField, match="at most 64"):
+        SamplingParams(stop=endless())
+    with pytest.raises(BadField, match="at most 64"):
+        SamplingParams(stop_token_ids=iter(lambda: 1, 2))
+
+
+def test_unknown_names_are_refused():
+    for name in ("tempreature", "", "x" * 10_000, 3):
+        with pytest.raises(BadField, match="unknown sampling parameter") as caught:
+            SamplingParams.from_mapping({name: 1})
+        assert len(str(caught.value)) < 300
+        assert len(caught.value.field) <= 80
+
+
+def test_defaults_are_neutral():
+    params = SamplingParams()
+    assert (params.max_tokens, params.temperature, params.top_k, params.top_p) == (None, 1.0, 0, 1.0)
+    assert (params.seed, params.stop, params.stop_token_ids, params.ignore_eos) == (None, (), (), False)
+    assert params.logprobs is None
+    assert not params.greedy
+
+
+def test_limits_themselves_are_accepted():
+    low = SamplingParams(max_tokens=0, temperature=0, top_k=-1, top_p=1e-9, seed=0, logprobs=0)
+    assert (low.top_k, low.seed, low.greedy) == (0, 0, True)
+    SamplingParams(
+        max_tokens=MAX_INT32, temperature=2, top_k=MAX_INT32, top_p=1, seed=MAX_UINT64, logprobs=MAX_LOGPROBS,
+        stop=["é" * (MAX_STOP_BYTES // 2)] * MAX_STOPS, stop_token_ids=[MAX_INT32] * MAX_STOPS, ignore_eos=True,
+    )  # fmt: skip
+
+
+def test_what_is_written_differently_means_the_same():
+    assert SamplingParams(stop="a").stop == SamplingParams(stop=["a"]).stop == ("a",)
+    assert SamplingParams(stop=None).stop == SamplingParams(stop=[]).stop == ()
+    assert SamplingParams(stop_token_ids=None).stop_token_ids == ()
+    assert SamplingParams(seed=-1).seed is None
+    numbers = SamplingParams(
+        max_tokens=np.int64(3), temperature=np.float32(0.5), top_p=Fraction(1, 2), seed=np.uint64(9)
+    )
+    assert numbers == SamplingParams(max_tokens=3, temperature=0.5, top_p=0.5, seed=9)
+    assert all(type(v) in (int, float) for v in (numbers.max_tokens, numbers.temperature, numbers.top_p, numbers.seed))
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-300, 9e-6])
+def test_tiny_temperatures_are_greedy(value):
+    params = SamplingParams(temperature=value)
+    assert params.temperature == 0
+    assert params.greedy
+
+
+@pytest.mark.parametrize("value", [1e-5, 0.005, MIN_TEMPERATURE])
+def test_small_temperatures_are_raised_to_the_least_that_is_sound(value):
+    assert SamplingParams(temperature=value).temperature == MIN_TEMPERATURE
+
+
+def test_top_k_of_one_is_greedy():
+    assert SamplingParams(top_k=1).greedy
+    assert not SamplingParams(top_k=2).greedy
+
+
+@given(
+    name=st.sampled_from(FIELDS),
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.binary(max_size=8),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+        max_leaves=6,
+    ),
+)
+def test_any_value_is_taken_or_refused_by_name(name, value):
+    refused = None
+    try:
+        params = SamplingParams.from_mapping({name: value})
+    except BadField as error:
+        refused = error
+    if refused is None:
+        assert SamplingParams.from_mapping({name: getattr(params, name)}) == params
+    else:
+        assert refused.field == name
