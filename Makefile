@@ -13,7 +13,7 @@ SHELL := bash
 .PHONY: run test build lint clean
 
 PYTHON ?= python3
-PROMPT ?= What is the capital of France?
+PROMPT ?= Why is the sky blue?
 ARGS ?=
 export PROMPT
 

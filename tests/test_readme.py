@@ -113,7 +113,7 @@ def test_command_line_example(environment: dict[str, str]) -> None:
 def test_worker_and_client_example(environment: dict[str, str], worker: subprocess.Popen[bytes]) -> None:
     streamed = run([sys.executable, "-c", block("As a service", "python")], environment)
     assert "Paris" in streamed
-    question = ["What is the capital of France?", "--max-tokens", "32"]
+    question = ["Why is the sky blue?", "--max-tokens", "32"]
     connected = run(["miro", "run", "--connect", "default", *question], environment)
     alone = run(["miro", "run", *question], environment)
     assert connected == alone

@@ -14,10 +14,10 @@ from miro_cy.errors import BadField, InternalError, ModelNotFound
 
 
 def test_streams_text(runner: CliRunner, engine: Any) -> None:
-    result = runner.invoke(main, ["run", "What is the capital of France?"])
+    result = runner.invoke(main, ["run", "Why is the sky blue?"])
     assert (result.exit_code, result.stdout, result.stderr) == (0, "The capital is Paris.\n", "")
     prompt, params = engine.asked[0]
-    assert prompt == {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    assert prompt == {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}
     assert (params.temperature, params.max_tokens) == (0.0, 512)
     assert engine.loaded[0] == "smollm2"
     assert engine.closed == 1

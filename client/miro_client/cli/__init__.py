@@ -77,7 +77,7 @@ def _describe(error: Exception) -> str:
 @click.command(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog='Example: miro pull smollm2 && miro run "What is the capital of France?"',
+    epilog='Example: miro pull smollm2 && miro run "Why is the sky blue?"',
 )
 @click.version_option(__version__, prog_name="miro", message="%(prog)s %(version)s")
 def main() -> None:
