@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -79,7 +78,7 @@ class EngineConfig:
         if self.kv_memory is not None and self.kv_memory != "auto":
             object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
         step_ms = self.step_ms
-        if isinstance(step_ms, bool) or not isinstance(step_ms, (int, float)) or not math.isfinite(step_ms):
+        if isinstance(step_ms, bool) or not isinstance(step_ms, (int, float)):
             raise ConfigError(f"step_ms must be a number, not {step_ms!r:.80}", field="step_ms")
         if not 0 < step_ms <= 60_000:
             raise ConfigError(f"step_ms must be above 0 and at most 60000, not {step_ms}", field="step_ms")
@@ -93,7 +92,7 @@ class EngineConfig:
 
     def _check_choice(self, name: str, choices: tuple[Any, ...]) -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or value not in choices:
+        if value not in choices or type(value) not in {type(choice) for choice in choices}:
             listed = ", ".join(repr(c) for c in choices if c is not None)
             raise ConfigError(f"{name} must be one of {listed}, not {value!r:.80}", field=name)
 

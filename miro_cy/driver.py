@@ -98,7 +98,7 @@ class Driver:
         while self._take(backlog):
             with self._lock:
                 self._admit(backlog)
-                if self._tickets:
+                if self._tickets or backlog:  # a backlog alone waits for room that requests added by hand take up
                     self._deliver(self._core.step())
         self._abandon(backlog)
 

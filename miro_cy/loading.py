@@ -15,7 +15,7 @@ from miro_cy.cache.block_pool import BlockPool
 from miro_cy.cache.block_table import BlockTables
 from miro_cy.config import EngineConfig
 from miro_cy.core import EngineCore
-from miro_cy.errors import ConfigError, UnsupportedModel
+from miro_cy.errors import ConfigError, ModelFormatError, UnsupportedModel
 from miro_cy.formats.gguf import GGUFFile
 from miro_cy.hub import resolve
 from miro_cy.machine import available_memory, default_threads
@@ -62,9 +62,11 @@ def load_parts(path_or_name: str | Path, config: EngineConfig, progress: Progres
                 f"{path}: the checkpoint is split over {file.get('split.count', int)} files; merge them"
             )
         spec = read_spec(file)
-        threads = config.threads or default_threads()
-        tokenizer = load_tokenizer(file)
         context = _context(spec, config)
+        tokenizer = load_tokenizer(file)
+        _check_vocabulary(path, tokenizer, spec)
+    threads = config.threads or default_threads()
+    with GGUFFile(path) as file:  # again: the first one holds the tokenizer's decoded arrays until it is closed
         weights = load_weights(file, spec, threads=threads, progress=progress)
         digest = _digest(path)
     return _assemble(path.stem, spec, weights, tokenizer, config, threads, context, digest)
@@ -110,6 +112,14 @@ def _assemble(
     fingerprint = f"{digest}-{compute}-{kv_dtype}-{active_isa()}-{miro_cy.__version__}"
     capacity = n_blocks * config.block_size
     return Parts(core, scheduler, executor, tokenizer, spec, config, name, context, capacity, fingerprint)
+
+
+def _check_vocabulary(path: Path, tokenizer: Tokenizer, spec: ModelSpec) -> None:
+    """Text must not become ids that the model has no row for."""
+    if tokenizer.vocab_size > spec.vocab_size:
+        raise ModelFormatError(
+            f"{path}: the vocabulary has {tokenizer.vocab_size} tokens, token_embd.weight only {spec.vocab_size} rows"
+        )
 
 
 def _kv_dtype(config: EngineConfig, compute: str) -> KVDtype:

@@ -61,7 +61,8 @@ def _cgroup_folders(controller: str) -> Iterator[Path]:
         if number == "0" and not controllers:
             root = CGROUP_ROOT
         elif controller in controllers.split(","):
-            root = CGROUP_ROOT / controllers
+            # Controllers mounted together may be listed in another order than their folder's name has them.
+            root = next((r for r in (CGROUP_ROOT / controllers, CGROUP_ROOT / controller) if r.is_dir()), CGROUP_ROOT)
         else:
             continue
         folder = root / name.lstrip("/")

@@ -98,8 +98,14 @@ def _refuse_variants(file: GGUFFile) -> None:
     scaling = file.get("llama.rope.scaling.type", str, "none")
     if scaling != "none":
         raise UnsupportedModel(f"{file.path}: RoPE scaling {scaling!r:.80} is not supported")
+    for key in ("llama.rope.scaling.factor", "llama.rope.scale_linear"):
+        # A factor with no type beside it means linear scaling, the only kind that older files know.
+        if "llama.rope.scaling.type" not in file.metadata and file.get(key, float, 1.0) not in (0.0, 1.0):
+            raise UnsupportedModel(f"{file.path}: RoPE scaling ({key}) is not supported")
     if "rope_freqs.weight" in file.tensors:
         raise UnsupportedModel(f"{file.path}: RoPE scaling by factors (rope_freqs.weight) is not supported")
+    if not file.get("llama.attention.causal", bool, True):
+        raise UnsupportedModel(f"{file.path}: attention that is not causal is not supported")
     if file.get("llama.expert_count", int, 0):
         raise UnsupportedModel(f"{file.path}: mixture-of-experts layers are not supported")
 

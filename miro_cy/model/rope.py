@@ -19,4 +19,5 @@ def inverse_frequencies(spec: RopeSpec) -> F32:
 def rope_tables(spec: RopeSpec, context: int) -> tuple[F32, F32]:
     """cos and sin of position * inverse frequency, float32 [context, dim / 2]."""
     angles = np.arange(context, dtype=np.float32)[:, None] * inverse_frequencies(spec)[None, :]
-    return np.cos(angles), np.sin(angles)
+    sin = np.sin(angles)
+    return np.cos(angles, out=angles), sin

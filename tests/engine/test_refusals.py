@@ -1,6 +1,7 @@
 """What the engine refuses, up front, by name; a refused request leaves nothing behind."""
 
 import os
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -157,8 +158,13 @@ def test_logits_of_a_prompt_too_long(llama):
     assert llama.logits([1] * llama.context, rows=slice(-1, None)).shape == (1, llama.vocab_size)
     with pytest.raises(ContextOverflow):
         llama.logits([1] * (llama.context + 1))
-    with pytest.raises(ContextOverflow):  # before room for 10**9 rows of logits is made
-        llama.logits(np.broadcast_to(np.int32(1), 10**8))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ContextOverflow):  # before room for so many rows of logits is made, 12.8 GB
+            llama.logits(np.broadcast_to(np.int32(1), 10**7))
+        assert tracemalloc.get_traced_memory()[1] < 10**9
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_pool_smaller_than_the_context_limits_a_sequence(load, golden):

@@ -68,6 +68,19 @@ def test_more_prompts_than_may_wait(load, golden, llama):
             assert [result.tokens for result in results] == expected
 
 
+def test_a_queue_full_of_hand_added_requests_does_not_hold_up_generate(load, golden):
+    engine = load(golden("llama"), threads=1, max_waiting=1, max_num_seqs=1)
+    by_hand = engine.add(Request({"tokens": [1, 2]}, SamplingParams(temperature=0, max_tokens=5)))
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(engine.generate, {"tokens": [1, 2]}, SamplingParams(temperature=0, max_tokens=5))
+        tokens = call.result(timeout=20).tokens
+    events = []
+    while engine.has_work:
+        events += engine.step()
+    assert {event.request_id for event in events} == {by_hand}
+    assert [token for event in events for token in event.tokens] == tokens
+
+
 def test_one_bad_request_costs_its_own_caller_only(llama, steer):
     prompts = [{"tokens": [1, 2, 3]}, {"tokens": [4, 5, 6, 7]}, {"tokens": [8, 9]}]
     alone = [llama.generate(prompt, sampled(0)).tokens for prompt in prompts]
@@ -114,6 +127,14 @@ def test_a_request_that_fails_cancels_the_rest_of_its_call(llama, steer, is_whol
     assert llama.stats()["generated_tokens"] - before < 800
 
 
+@pytest.fixture
+def ctrl_c():
+    """Python's own handling of SIGINT, which a shell may have turned off for what it runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt_after(steered, steps):
     """Send this process Ctrl-C in the given forward pass; later ones are slow, so that the rest cannot finish first."""
     seen = []
@@ -128,6 +149,7 @@ def interrupt_after(steered, steps):
     steered.before = before
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("prompts", [{"tokens": [1, 2]}, [{"tokens": [1, 2]}, {"tokens": [3]}]], ids=["one", "two"])
 def test_ctrl_c_cancels_generate(llama, steer, is_whole, prompts):
     interrupt_after(steer(llama), 5)
@@ -138,6 +160,7 @@ def test_ctrl_c_cancels_generate(llama, steer, is_whole, prompts):
     assert llama.stats()["generated_tokens"] - before < 700
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_cancels_a_stream(llama, steer, is_whole):
     interrupt_after(steer(llama), 5)
     with pytest.raises(KeyboardInterrupt):
