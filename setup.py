@@ -95,7 +95,7 @@ def extensions() -> list[Extension]:
             name,
             [source],
             include_dirs=["miro_cy/_kernels/include"],
-            depends=[str(p) for p in Path("miro_cy/_kernels").glob("i*/*.[hp]*")] if "isa" in name else [],
+            depends=[str(p) for p in Path("miro_cy/_kernels").glob("include/*.h")],
             extra_compile_args=flags + extra,
             extra_link_args=link,
         )

@@ -87,7 +87,9 @@ def main() -> None:
         return
     print(f"{options.model}: {active_isa()}, {options.threads} threads")
     for name, figures in results.items():
-        print(f"{name:>16}  {figures['median']:8.1f} tok/s median  {figures['best']:8.1f} best  {figures['step_ms']:8.2f} ms")
+        print(
+            f"{name:>16}  {figures['median']:8.1f} tok/s median  {figures['best']:8.1f} best  {figures['step_ms']:8.2f} ms"
+        )
 
 
 if __name__ == "__main__":

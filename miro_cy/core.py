@@ -6,9 +6,9 @@ step():  plan (scheduler) -> forward (executor) -> pick tokens (sampler) -> text
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from miro_cy.batch import BatchView
 from miro_cy.cache.block_pool import BlockPool
 from miro_cy.errors import InternalError, MiroError, NonFinite
+from miro_cy.prepare import prompt_tokens
 from miro_cy.requests import Event, FinishReason, Request, Timing, TokenLogprob, Usage
 from miro_cy.sampling.params import SamplingParams
 from miro_cy.sampling.sampler import TokenSampler
@@ -57,12 +58,6 @@ class Scores:
     index: int = field(default=0, init=False)
 
 
-def _ids(request: Request) -> NDArray[np.int32]:
-    """Token ids of a prepared request."""
-    ids: NDArray[np.int32] = cast("Mapping[str, Any]", request.prompt)["tokens"]
-    return ids
-
-
 class EngineCore:
     """Owns the live requests. `add`, `score` and `abort` between steps, from the thread that calls `step`."""
 
@@ -91,7 +86,7 @@ class EngineCore:
 
     def add(self, request: Request, max_new: int) -> int:
         """Queue a prepared request (token ids, seed fixed). Raises what Scheduler.add raises."""
-        tokens = _ids(request)
+        tokens = prompt_tokens(request)
         usage = Usage(prompt_tokens=len(tokens))
         request_id = self._next_id
         if max_new == 0:

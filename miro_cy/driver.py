@@ -95,12 +95,21 @@ class Driver:
 
     def _run(self) -> None:
         backlog: deque[Ticket] = deque()
+        try:
+            self._serve(backlog)
+        finally:
+            with self._wake:  # nobody may wait for a thread that has ended, for whatever reason
+                self._closed = True
+                backlog.extend(self._arrivals)
+                self._arrivals.clear()
+            self._abandon(backlog)
+
+    def _serve(self, backlog: deque[Ticket]) -> None:
         while self._take(backlog):
             with self._lock:
                 self._admit(backlog)
                 if self._tickets or backlog:  # a backlog alone waits for room that requests added by hand take up
                     self._deliver(self._core.step())
-        self._abandon(backlog)
 
     def _take(self, backlog: deque[Ticket]) -> bool:
         """Move arrivals to the backlog, act on cancels, sleep while there is nothing to do. False when closed."""

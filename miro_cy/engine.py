@@ -7,9 +7,7 @@ with Engine.load("smollm2") as engine:
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, overload
@@ -20,8 +18,9 @@ from numpy.typing import NDArray
 from miro_cy.config import EngineConfig
 from miro_cy.core import EngineCore
 from miro_cy.driver import Driver, Ticket, event_of
-from miro_cy.errors import BadField, ContextOverflow, EngineClosed, Unsupported
+from miro_cy.errors import BadField, EngineClosed
 from miro_cy.loading import Parts, Progress, load_parts
+from miro_cy.prepare import Preparer
 from miro_cy.requests import Completion, Event, Prompt, Request
 from miro_cy.sampling.params import SamplingParams
 from miro_cy.sampling.sampler import log_softmax_rows
@@ -40,8 +39,14 @@ class Engine:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._pid = os.getpid()
-        self._seeds = random.SystemRandom() if parts.config.seed is None else random.Random(parts.config.seed)
         self._closed = False
+        self._preparer = Preparer(
+            parts.tokenizer,
+            parts.spec.vocab_size,
+            min(parts.context, parts.capacity),
+            parts.scheduler.check,
+            parts.config.seed,
+        )
         self._driver = Driver(parts.core, parts.config.max_waiting)
 
     @classmethod
@@ -61,10 +66,11 @@ class Engine:
         return cls(load_parts(Path(path_or_name), EngineConfig.build(config, overrides), progress))
 
     def close(self) -> None:
-        """Stop the step thread; calls that still wait raise EngineClosed. May be called twice."""
+        """Stop the step thread and give the memory back; calls that wait raise EngineClosed. May be called twice."""
         if not self._closed and os.getpid() == self._pid:
             self._closed = True
             self._driver.close()
+            self._driver.manual(lambda _: self._parts.executor.close())
 
     def __enter__(self) -> Engine:
         return self
@@ -158,7 +164,7 @@ class Engine:
         Raises BadField for ids outside the vocabulary, ContextOverflow or Unschedulable when too long.
         """
         self._check_open()
-        ids = self._token_ids(tokens)
+        ids = self._preparer.token_ids(tokens)
         try:
             wanted = range(*(rows or slice(None)).indices(len(ids)))
         except (AttributeError, TypeError, ValueError):
@@ -187,24 +193,13 @@ class Engine:
 
     def prepare(self, prompt: Prompt, params: SamplingParams) -> Request:
         """A request ready to be added: prompt tokenised, every limit checked, seed fixed. Any thread."""
-        if not isinstance(params, SamplingParams):
-            raise BadField(f"params must be SamplingParams, not {type(params).__name__}", field="params")
-        tokens = self._prompt_ids(prompt)
-        for token in params.stop_token_ids:
-            if token >= self.vocab_size:
-                raise BadField(f"stop_token_ids: {token} is not below {self.vocab_size}", field="stop_token_ids")
-        if params.stop and not self.tokenizer.supported:
-            raise Unsupported(f"stop strings need a tokenizer; this model has {self.tokenizer.kind}", field="stop")
-        self._parts.scheduler.check(len(tokens), self._max_new(len(tokens), params))
-        if params.seed is None:
-            params = replace(params, seed=self._seeds.getrandbits(64))
-        return Request({"tokens": tokens}, params)
+        return self._preparer.prepare(prompt, params)
 
     def add(self, request: Request) -> int:
         """Queue a request, prepared or not; returns its id. Raises RequestError (queue_full among them)."""
         self._check_open()
         request = self.prepare(request.prompt, request.params)  # cheap for what is prepared, and nothing else can tell
-        return self._driver.manual(lambda core: self._add_to(core, request))
+        return self._driver.manual(lambda core: core.add(request, self._preparer.max_new(request)))
 
     def abort(self, request_id: int) -> bool:
         """Cancel a request; its last event comes with the next step. False when it is not (or no longer) live."""
@@ -237,52 +232,9 @@ class Engine:
         if self._closed:
             raise EngineClosed("the engine is closed")
 
-    def _max_new(self, n_prompt: int, params: SamplingParams) -> int:
-        """max_tokens, or what is left of the context and the pool."""
-        if params.max_tokens is not None:
-            return params.max_tokens
-        room = min(self.context, self._parts.capacity) - n_prompt
-        if room < 1 <= n_prompt:
-            raise ContextOverflow(
-                f"the prompt has {n_prompt} tokens and leaves no room in a context of {n_prompt + room}", field="prompt"
-            )
-        return max(room, 0)
-
-    def _prompt_ids(self, prompt: Prompt) -> Tokens:
-        if isinstance(prompt, str):
-            return np.asarray(self.tokenizer.encode(prompt), np.int32)
-        if not isinstance(prompt, Mapping) or len(prompt) != 1:
-            raise BadField('a prompt is text, {"messages": [...]} or {"tokens": [...]}', field="prompt")
-        if "tokens" in prompt:
-            return self._token_ids(prompt["tokens"])
-        if "messages" in prompt:
-            text = self.tokenizer.render(prompt["messages"])
-            return np.asarray(self.tokenizer.encode(text, add_special=False), np.int32)
-        raise BadField(f"unknown kind of prompt {next(iter(prompt))!r:.80}", field="prompt")
-
-    def _token_ids(self, tokens: object) -> Tokens:
-        if not isinstance(tokens, Iterable) or isinstance(tokens, (str, bytes, Mapping)):
-            raise BadField("tokens must be a list of integers", field="tokens")
-        try:
-            ids = tokens if isinstance(tokens, np.ndarray) else np.asarray(list(tokens))
-        except ValueError:  # lists of different lengths
-            raise BadField("tokens must be a list of integers", field="tokens") from None
-        if ids.ndim != 1:
-            raise BadField("tokens must be a list of integers", field="tokens")
-        if len(ids) and not np.issubdtype(ids.dtype, np.integer):
-            raise BadField("tokens must be integers", field="tokens")
-        if len(ids) and not (ids.min() >= 0 and ids.max() < self.vocab_size):
-            bad = next(int(i) for i in ids if not 0 <= i < self.vocab_size)
-            raise BadField(f"token id {bad} is not in the vocabulary of {self.vocab_size}", field="tokens")
-        return np.ascontiguousarray(ids, np.int32)
-
-    def _add_to(self, core: EngineCore, request: Request) -> int:
-        n_prompt = len(request.prompt["tokens"])  # type: ignore[index]
-        return core.add(request, self._max_new(n_prompt, request.params))
-
     def _tickets(self, requests: list[Request], events: SimpleQueue[tuple[int, Event | Exception]]) -> list[Ticket]:
         def submit(request: Request) -> Ticket:
-            return Ticket(lambda core: self._add_to(core, request), events)
+            return Ticket(lambda core: core.add(request, self._preparer.max_new(request)), events)
 
         tickets = [submit(request) for request in requests]
         for index, ticket in enumerate(tickets):

@@ -27,7 +27,7 @@ def available_memory() -> int:
         ):
             limit, usage = _number(folder / limit_name), _number(folder / usage_name)
             if limit is not None and usage is not None:
-                free.append(max(0, limit - usage))
+                free.append(max(0, limit - usage + _reclaimable(folder)))
     return min(free)
 
 
@@ -71,6 +71,15 @@ def _cgroup_folders(controller: str) -> Iterator[Path]:
             if folder == root or root not in folder.parents:
                 break
             folder = folder.parent
+
+
+def _reclaimable(folder: Path) -> int:
+    """Bytes of page cache that the kernel would drop first; a group's usage counts them."""
+    for line in _read(folder / "memory.stat").splitlines():
+        name, _, value = line.partition(" ")
+        if name in ("inactive_file", "total_inactive_file") and value.isdigit():
+            return int(value)
+    return 0
 
 
 def _meminfo(key: str) -> int:

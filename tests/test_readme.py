@@ -96,14 +96,14 @@ def test_links_lead_somewhere() -> None:
 
 def test_python_example(environment: dict[str, str]) -> None:
     out = run([sys.executable, "-c", block("From Python", "python")], environment)
-    assert "Paris" in out
+    assert "sky" in out
     assert len(out.splitlines()) >= 4
 
 
 def test_command_line_example(environment: dict[str, str]) -> None:
     pull, ask, as_json = block("From the command line", "bash").strip().splitlines()
     assert run(["bash", "-c", pull], environment).strip() == f"{environment['MIRO_CACHE']}/smollm2.gguf"
-    assert "Paris" in run(["bash", "-c", ask], environment)
+    assert "sky" in run(["bash", "-c", ask], environment)
     answer = json.loads(run(["bash", "-c", as_json], environment))
     assert set(answer) == {"text", "tokens", "finish_reason", "usage", "timing"}
     assert 0 < len(answer["tokens"]) <= 40
@@ -112,7 +112,7 @@ def test_command_line_example(environment: dict[str, str]) -> None:
 
 def test_worker_and_client_example(environment: dict[str, str], worker: subprocess.Popen[bytes]) -> None:
     streamed = run([sys.executable, "-c", block("As a service", "python")], environment)
-    assert "Paris" in streamed
+    assert "sky" in streamed
     question = ["Why is the sky blue?", "--max-tokens", "32"]
     connected = run(["miro", "run", "--connect", "default", *question], environment)
     alone = run(["miro", "run", *question], environment)

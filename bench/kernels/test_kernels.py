@@ -40,7 +40,11 @@ def test_attention(benchmark, dtype, context, n_tok):
     store = ops.KVStore(context // block, kv_heads, d, block, dtype)
     view = BatchView(1, context, np.arange(context // block, dtype=np.int32).reshape(1, 1, -1))
     view.add_row(0, 0, np.zeros(context, np.int32), 1)
-    store.write(view, RNG.standard_normal((context, kv_heads, d)).astype(np.float32), np.ones((context, kv_heads, d), np.float32))
+    store.write(
+        view,
+        RNG.standard_normal((context, kv_heads, d)).astype(np.float32),
+        np.ones((context, kv_heads, d), np.float32),
+    )
     view.clear()
     view.add_row(0, context - n_tok, np.zeros(n_tok, np.int32), 1)
     q = RNG.standard_normal((n_tok, heads, d)).astype(np.float32)

@@ -19,7 +19,7 @@ from miro_cy._kernels.select cimport kernels
 from miro_cy._kernels.weights cimport PackedWeights
 from miro_cy.batch cimport BatchView
 
-from miro_cy.model.rope import rope_tables
+from miro_cy.model.rope import RopeTables
 
 cdef extern from "team.h" nogil:
     ctypedef struct mi_barrier:
@@ -98,6 +98,7 @@ cdef class CpuExecutor:
     cdef readonly Py_ssize_t kv_bytes       # bytes of the KV pool
     cdef const KernelTable* table
     cdef mi_barrier barrier
+    cdef object rope
     cdef list keep                          # arrays that raw pointers below point into
     cdef Layer layers[MAX_LAYERS]
     cdef Buffers b
@@ -127,8 +128,8 @@ cdef class CpuExecutor:
         self.rope_dim, self.eps = spec.rope.dim, spec.norm_eps
         self.embedding, self.output = matrix_of(weights.embedding), matrix_of(weights.output)
         self.output_norm = self.floats(weights.output_norm)
-        cos, sin = rope_tables(spec.rope, context)
-        self.cos, self.sin = self.floats(cos.reshape(-1)), self.floats(sin.reshape(-1))
+        self.rope = RopeTables(spec.rope, context)
+        self.cos, self.sin = self.floats(self.rope.cos.reshape(-1)), self.floats(self.rope.sin.reshape(-1))
         for i in range(self.n_layers):
             self.bind_layer(i, weights.layers[i], spec.layers[i])
             self.allocate_kv(i, n_blocks, block_size, kv_dtype, touch)
@@ -214,20 +215,29 @@ cdef class CpuExecutor:
 
         The array is a view that the next call overwrites. Raises ValueError for a view that does not fit.
         """
-        cdef int i
+        cdef int i, positions = 0
+        if self.weights is None:
+            raise ValueError("the executor is closed")
         if view.n_rows < 1 or view.n_tokens > self.max_tokens:
             raise ValueError(f"a step takes 1 to {self.max_tokens} tokens, not {view.n_tokens}")
         for i in range(view.n_tokens):
             if not 0 <= view.tokens[i] < self.embedding.n:
                 raise ValueError(f"token id {view.tokens[i]} is not in the vocabulary")
         for i in range(view.n_rows):
-            if view.first_pos[i] + view.n_tok[i] > self.context:
-                raise ValueError("position past the context")
+            positions = max(positions, view.first_pos[i] + view.n_tok[i])
+        if positions > self.context:
+            raise ValueError(f"position {positions - 1} is past the context of {self.context}")
+        self.rope.fill_to(positions)
         self.grow_logits(view.n_logits)
         self.view = view
         with nogil, parallel(num_threads=self.threads):
             self.walk(mi_thread_id(), mi_team_size())
         return self.logits_array[:view.n_logits, :self.output.n]
+
+    def close(self):
+        """Give back weights, KV pool and buffers; `forward` raises from then on."""
+        self.weights = self.logits_array = self.view = None
+        self.keep = []
 
     cdef void walk(self, int th, int nth) noexcept nogil:
         """The forward pass, as thread th of nth."""

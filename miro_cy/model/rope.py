@@ -9,6 +9,9 @@ from miro_cy.model.spec import RopeSpec
 
 F32 = NDArray[np.float32]
 
+#: Positions computed at a time, always whole, so that a row's bits do not depend on when it was needed.
+CHUNK = 4096
+
 
 def inverse_frequencies(spec: RopeSpec) -> F32:
     """theta ** (-2i / dim) for i < dim / 2, in float32 as the reference implementation computes it."""
@@ -16,8 +19,24 @@ def inverse_frequencies(spec: RopeSpec) -> F32:
     return (np.float32(1) / np.float32(spec.theta) ** exponents).astype(np.float32)
 
 
-def rope_tables(spec: RopeSpec, context: int) -> tuple[F32, F32]:
-    """cos and sin of position * inverse frequency, float32 [context, dim / 2]."""
-    angles = np.arange(context, dtype=np.float32)[:, None] * inverse_frequencies(spec)[None, :]
-    sin = np.sin(angles)
-    return np.cos(angles, out=angles), sin
+class RopeTables:
+    """cos and sin of position * inverse frequency, float32 [context, dim / 2], computed up to where they are used.
+
+    The arrays never move; memory is taken as rows are filled, so a file that claims a vast context costs nothing.
+    """
+
+    def __init__(self, spec: RopeSpec, context: int) -> None:
+        rows = -(-context // CHUNK) * CHUNK
+        self.cos: F32 = np.empty((rows, spec.dim // 2), np.float32)
+        self.sin: F32 = np.empty((rows, spec.dim // 2), np.float32)
+        self._frequencies = inverse_frequencies(spec)
+        self._filled = 0
+
+    def fill_to(self, positions: int) -> None:
+        """Make rows [0, positions) valid."""
+        while self._filled < positions:
+            rows = slice(self._filled, self._filled + CHUNK)
+            angles = np.arange(rows.start, rows.stop, dtype=np.float32)[:, None] * self._frequencies[None, :]
+            np.cos(angles, out=self.cos[rows])
+            np.sin(angles, out=self.sin[rows])
+            self._filled = rows.stop

@@ -16,6 +16,7 @@ from miro_cy import Engine, Request, SamplingParams
 from miro_cy.errors import EngineClosed
 
 PROMPT = {"tokens": [1, 2, 3]}
+OTHERS: list[threading.Thread] = []
 SHORT = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
 
 
@@ -25,7 +26,14 @@ def engine(golden_file: Callable[[str], Path]) -> Engine:
 
 
 def step_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "miro-step"]
+    """Step threads that this module's engines started; those of other modules' fixtures do not count."""
+    return [thread for thread in threading.enumerate() if thread.name == "miro-step" and thread not in OTHERS]
+
+
+@pytest.fixture(autouse=True)
+def _others() -> None:
+    OTHERS.clear()
+    OTHERS.extend(thread for thread in threading.enumerate() if thread.name == "miro-step")
 
 
 def test_closing_twice(engine: Engine) -> None:

@@ -21,19 +21,39 @@ static inline int mi_team_size(void) { return 1; }
 typedef struct {
     _Alignas(64) atomic_int arrived;
     _Alignas(64) atomic_int phase;
+    atomic_int sleepers;
 } mi_barrier;
 
-/* Spins for some microseconds, then yields: correct, if slow, with more threads than CPUs. */
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+static inline void mi_sleep(mi_barrier *b, int phase) {
+    atomic_fetch_add(&b->sleepers, 1);
+    syscall(SYS_futex, &b->phase, FUTEX_WAIT_PRIVATE, phase, NULL, NULL, 0);
+    atomic_fetch_sub(&b->sleepers, 1);
+}
+static inline void mi_wake(mi_barrier *b) {
+    if (atomic_load(&b->sleepers)) syscall(SYS_futex, &b->phase, FUTEX_WAKE_PRIVATE, 0x7fffffff, NULL, NULL, 0);
+}
+#else
+static inline void mi_sleep(mi_barrier *b, int phase) { (void)b; (void)phase; sched_yield(); }
+static inline void mi_wake(mi_barrier *b) { (void)b; }
+#endif
+
+/* Spins for some tens of microseconds, then sleeps: where a CPU is shared or threads outnumber CPUs, spinning would
+ * take the time that the late thread needs. */
 static inline void mi_barrier_wait(mi_barrier *b, int n) {
     if (n <= 1) return;
     int phase = atomic_load_explicit(&b->phase, memory_order_relaxed);
     if (atomic_fetch_add_explicit(&b->arrived, 1, memory_order_acq_rel) == n - 1) {
         atomic_store_explicit(&b->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&b->phase, phase + 1, memory_order_release);
+        atomic_store(&b->phase, phase + 1);
+        mi_wake(b);
         return;
     }
     for (int spins = 0; atomic_load_explicit(&b->phase, memory_order_acquire) == phase; spins++) {
-        if (spins < 4096) mi_pause();
-        else sched_yield();
+        if (spins < 2000) mi_pause();
+        else mi_sleep(b, phase);
     }
 }
