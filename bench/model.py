@@ -86,10 +86,8 @@ def main() -> None:
         json.dump({"isa": active_isa(), "threads": options.threads, "results": results}, sys.stdout, indent=1)
         return
     print(f"{options.model}: {active_isa()}, {options.threads} threads")
-    for name, figures in results.items():
-        print(
-            f"{name:>16}  {figures['median']:8.1f} tok/s median  {figures['best']:8.1f} best  {figures['step_ms']:8.2f} ms"
-        )
+    for name, f in results.items():
+        print(f"{name:>16}  {f['median']:8.1f} tok/s median  {f['best']:8.1f} best  {f['step_ms']:8.2f} ms")
 
 
 if __name__ == "__main__":

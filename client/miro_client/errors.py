@@ -1,7 +1,7 @@
 """Every error miro raises, and the wire code each travels under.
 
 One tree serves the engine, the worker and the clients: what a call in this process raises is what the same call
-raises over a socket. This module is a leaf (standard library only), so that a client needs neither NumPy nor a compiler.
+raises over a socket. This module is a leaf (standard library only): a client needs neither NumPy nor a compiler.
 """
 
 from __future__ import annotations
