@@ -35,7 +35,7 @@ class EngineConfig:
 
     threads: compute threads (default: what affinity, cgroup quota and physical cores allow).
     kv_memory: bytes of the KV cache, or text such as "4GiB", or "auto" for a server's share of what is free: room for
-        eight contexts, within a quarter of the memory available (default: one context). A stated size, or "auto", is
+        four contexts, within a quarter of the memory available (default: one context). A stated size, or "auto", is
         touched at once, so that memory is flat from then on.
     kv_dtype: "fp16" or "fp32" (default: fp16, and fp32 under compute "exact", which refuses fp16).
     compute: "fast" multiplies quantised weights by int8 activations, "exact" works in float32 throughout

@@ -29,7 +29,7 @@ from miro_cy.text import Tokenizer, load_tokenizer
 Progress = Callable[[int, int], None]
 
 #: A server's KV cache unless told otherwise: this many contexts, within this share of the memory that is free.
-SERVER_CONTEXTS = 8
+SERVER_CONTEXTS = 4
 SERVER_SHARE = 0.25
 #: One context in-process, within this share.
 SINGLE_SHARE = 0.5

@@ -5,9 +5,9 @@ are kernels called by every thread, with a barrier where one op reads what anoth
 step, apart from a larger logits buffer when more rows are scored than ever before.
 """
 
-from cython.parallel cimport parallel
+from cython.parallel cimport parallel, prange
 from libc.stdint cimport int8_t, int32_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 import numpy as np
 
@@ -132,7 +132,9 @@ cdef class CpuExecutor:
         self.cos, self.sin = self.floats(self.rope.cos.reshape(-1)), self.floats(self.rope.sin.reshape(-1))
         for i in range(self.n_layers):
             self.bind_layer(i, weights.layers[i], spec.layers[i])
-            self.allocate_kv(i, n_blocks, block_size, kv_dtype, touch)
+            self.allocate_kv(i, n_blocks, block_size, kv_dtype)
+        if touch:
+            self.touch_kv(n_blocks)
         self.allocate_buffers()
         self.grow_logits(1)
 
@@ -166,7 +168,7 @@ cdef class CpuExecutor:
         layer.attention.soft_cap = spec.soft_cap
         layer.attention.window = spec.window
 
-    cdef allocate_kv(self, int i, Py_ssize_t n_blocks, int block_size, str kv_dtype, bint touch):
+    cdef allocate_kv(self, int i, Py_ssize_t n_blocks, int block_size, str kv_dtype):
         cdef KVCache* kv = &self.layers[i].kv
         kv.dtype = KV_F16 if kv_dtype == "fp16" else KV_F32
         kv.n_kv_heads, kv.head_dim, kv.v_dim = self.n_kv_heads, self.head_dim, <int>padded(self.head_dim)
@@ -176,12 +178,19 @@ cdef class CpuExecutor:
         dtype = np.float16 if kv_dtype == "fp16" else np.float32
         # zeros, because the value padding past head_dim is read; without `touch` pages are taken as they are first used
         k, v = np.zeros(n_blocks * kv.k_block, dtype), np.zeros(n_blocks * kv.v_block, dtype)
-        if touch:
-            k.fill(0)
-            v.fill(0)
         self.keep += [k, v]
         kv.k, kv.v = <void*><Py_ssize_t>k.ctypes.data, <void*><Py_ssize_t>v.ctypes.data
         self.kv_bytes += k.nbytes + v.nbytes
+
+    cdef touch_kv(self, Py_ssize_t n_blocks):
+        """Take the pool's memory now, with all threads: most of the time goes into the system's page faults."""
+        cdef int i, size
+        cdef KVCache* kv
+        for i in prange(self.n_layers, nogil=True, num_threads=self.threads, schedule="dynamic"):
+            kv = &self.layers[i].kv
+            size = 2 if kv.dtype == KV_F16 else 4
+            memset(kv.k, 0, n_blocks * kv.k_block * size)
+            memset(kv.v, 0, n_blocks * kv.v_block * size)
 
     cdef allocate_buffers(self):
         cdef Buffers* b = &self.b
