@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
+from miro_client.results import Timing, TokenLogprob, Usage
 from miro_cy.errors import MiroError
 from miro_cy.sampling.params import SamplingParams
 
@@ -20,31 +21,6 @@ class Request:
 
     prompt: Prompt
     params: SamplingParams = field(default_factory=SamplingParams)
-
-
-class TokenLogprob(NamedTuple):
-    """Natural-log probability of a generated token, and of the most likely tokens at its position, best first."""
-
-    logprob: float
-    top: list[tuple[int, float]]
-
-
-@dataclass(slots=True)
-class Usage:
-    """Token counts of a request; cached_tokens are prompt tokens that were not computed again."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-
-
-@dataclass(slots=True)
-class Timing:
-    """Where a request's time went, in milliseconds of the engine's clock."""
-
-    queue_ms: float = 0.0
-    prefill_ms: float = 0.0
-    decode_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -79,3 +55,6 @@ class Completion:
     logprobs: list[TokenLogprob] | None = None
     stop: str | int | None = None
     timing: Timing = field(default_factory=Timing)
+
+
+__all__ = ["Completion", "Event", "FinishReason", "Prompt", "Request", "Timing", "TokenLogprob", "Usage"]

@@ -44,7 +44,13 @@ BELOW = {
     "tools": {"engine"},
 }
 #: What the leaves that both ends share may import besides the standard library.
-SHARED_LEAVES = {"miro_client.errors": set(), "miro_client.wire": {"msgspec", "miro_client.errors"}}
+SHARED_LEAVES = {
+    "miro_client.errors": set(),
+    "miro_client.results": set(),
+    "miro_client.wire": {"msgspec", "miro_client.errors"},
+}
+#: What the engine may use of the client package: what it raises and returns is the same over a socket.
+FOR_ENGINE = ("miro_client.errors", "miro_client.results")
 #: What the worker may use of the client package.
 FOR_WORKER = {*SHARED_LEAVES, "miro_client.endpoint"}
 #: Packages in which a function may import the engine or the worker, to run one in this process.
@@ -151,8 +157,8 @@ def reachable(start: str) -> set[str]:
 def engine_violation(module: str, target: str) -> str | None:
     """Why a module of miro_cy may not import `target`, or None if it may."""
     top = target.partition(".")[0]
-    if top == "miro_worker" or (top == "miro_client" and not target.startswith("miro_client.errors")):
-        return f"{module} -> {target}: of the other packages the engine may use miro_client.errors only"
+    if top == "miro_worker" or (top == "miro_client" and not target.startswith(FOR_ENGINE)):
+        return f"{module} -> {target}: of the other packages the engine may use {', '.join(FOR_ENGINE)} only"
     mine, theirs = layer(module), layer(target)
     if top != "miro_cy" or mine is None or theirs is None or target == "miro_cy.__version__":
         return None

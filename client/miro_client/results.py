@@ -1,4 +1,4 @@
-"""What a client gets back. Names and meanings are those of the engine's own completions."""
+"""What a client gets back. Usage, Timing and TokenLogprob are the engine's own too: this module is a leaf."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Timing:
-    """Where a request's time went in the worker, in milliseconds."""
+    """Where a request's time went, in milliseconds of the engine's clock."""
 
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
