@@ -115,7 +115,7 @@ def test_a_client_gets_what_the_engine_gives(engine, worker):
     assert [p.logprob for p in remote.logprobs] == [p.logprob for p in logprobs]
 
 
-def test_ping_answers_during_a_long_prefill(engine, worker):
+def test_promise_nothing_stalls_ping_during_a_long_prefill(engine, worker):
     """Promise 5: nothing stalls anyone else. The limit is generous; bench/ measures the figure."""
     with Client(worker.endpoint, timeout=DEADLINE_S) as busy, Client(worker.endpoint, timeout=DEADLINE_S) as other:
         stream = busy.generate(tokens=[5] * 2000, max_tokens=1)

@@ -126,7 +126,7 @@ def test_tensors_that_make_no_sense(write_gguf: Writer) -> None:
 SOUND: dict[str, Any] = {"general.architecture": "llama", "a": [1, 2, 3], "s": ["xy", "z"], "general.alignment": 32}
 
 
-def test_truncated_anywhere(write_gguf: Writer, build_gguf: Builder) -> None:
+def test_promise_a_model_file_is_data_truncated_anywhere(write_gguf: Writer, build_gguf: Builder) -> None:
     whole = build_gguf(SOUND, [("t", [8, 2], 0, 0)], bytes(64))
     GGUFFile(write_gguf(whole)).close()
     for size in range(len(whole)):
@@ -134,7 +134,7 @@ def test_truncated_anywhere(write_gguf: Writer, build_gguf: Builder) -> None:
             GGUFFile(write_gguf(whole[:size]))
 
 
-def test_mutated_headers_never_surprise(tmp_path: Path, build_gguf: Builder) -> None:
+def test_promise_a_model_file_is_data_under_mutation(tmp_path: Path, build_gguf: Builder) -> None:
     """Either it opens and all of it can be read, or a typed error; never another exception, never much memory."""
     whole = build_gguf(SOUND, [("t", [8, 2], 0, 0), ("u", [32], 8, 64)], bytes(128))
     random_bytes = random.Random(20240607)

@@ -146,7 +146,7 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize("source", ESCAPES)
-def test_escapes_are_refused(source: str) -> None:
+def test_promise_a_model_file_is_data_template_escapes(source: str) -> None:
     try:
         text = render(source)
     except (BadField, Unsupported):
@@ -225,7 +225,7 @@ BOMBS = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", BOMBS)
-def test_bombs_are_stopped(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_promise_a_model_file_is_data_template_bombs(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A typed error, in bounded time and memory; with an eighth of the usual work, to be quick about it."""
     monkeypatch.setattr(budget, "MAX_WORK", budget.MAX_WORK // 8)
     tracemalloc.start()

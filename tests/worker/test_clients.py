@@ -42,7 +42,7 @@ def rest(engine: FakeEngine) -> None:
     wait_until(lambda: not engine.has_work, "the engine is at rest")
 
 
-def test_sixteen_clients_some_cancelled_one_killed(serve, raw, engine):
+def test_promise_one_terminal_reply_among_sixteen_clients(serve, raw, engine):
     engine.step_seconds = 0.001
     worker = serve()
     command = [sys.executable, "-c", HOLDER, worker.endpoint]

@@ -192,7 +192,7 @@ def test_an_engine_that_only_fails_ends_the_worker(serve, raw, engine):
     assert str(worker.error) == "broken 2"
 
 
-def test_an_idle_worker_sleeps(serve, raw, engine, monkeypatch):
+def test_promise_idle_worker_sleeps(serve, raw, engine, monkeypatch):
     worker = serve()
     client = raw(worker)
     client.until_end(client.generate("abc"))
