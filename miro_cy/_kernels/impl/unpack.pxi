@@ -33,6 +33,17 @@ cdef inline void unpack_nibbles(const int high_bits, const uint8_t* src, uint8_t
             vi_store(dst + ((p + 4) * PANEL + v * MI_VL) * 4, hi)
 
 
+cdef enum:
+    PREFETCH = 4096         # bytes ahead: panels lie behind each other, so this runs on into the next one
+
+
+cdef inline void prefetch_block(const uint8_t* src, Py_ssize_t size) noexcept nogil:
+    """Ask for the bytes that will be unpacked some blocks from now: with few rows, a step waits for memory and little else."""
+    cdef Py_ssize_t i
+    for i in range(0, size, 64):
+        mi_prefetch(src + PREFETCH + i)
+
+
 cdef inline void unpack_simple(
     const PackedMatrix* w, const uint8_t* src, Py_ssize_t blocks, uint8_t* q, Plane* out,
 ) noexcept nogil:
@@ -42,6 +53,7 @@ cdef inline void unpack_simple(
         out.q = src
         out.stride = w.block_bytes
     for b in range(blocks):
+        prefetch_block(src, w.block_bytes)
         if w.layout == LAYOUT_Q4:
             unpack_nibbles(0, src, q + b * 512)
         load_halves(src + scales, out.scale + b * PANEL)
@@ -82,23 +94,36 @@ cdef inline void unpack_plane(
         unpack_simple(w, src + first * w.block_bytes, blocks, q, out)
 
 
+cdef inline void dequantise_block(
+    const bint is_signed, const bint has_min, const uint8_t* q, const float* scale, const float* minimum,
+    Py_ssize_t group_step, float zero, float* dst
+) noexcept nogil:
+    """One 32-k block; group_step: floats from the first 16 k's scales to the second's."""
+    cdef int p, v, j
+    cdef vi x, value
+    cdef vf y, s
+    for p in range(8):
+        for v in range(MI_NV):
+            x = vi_load(q + (p * PANEL + v * MI_VL) * 4)
+            s = vf_load(scale + (p >> 2) * group_step + v * MI_VL)
+            for j in range(4):
+                value = vi_shr(vi_shl(x, 24 - 8 * j), 24) if is_signed else vi_and(vi_shr(x, 8 * j), 255)
+                y = s * (vf_from_int(value) - vf_set1(zero))
+                if has_min:
+                    y = y + vf_load(minimum + (p >> 2) * group_step + v * MI_VL)
+                vf_store(dst + (p * 4 + j) * PANEL + v * MI_VL, y)
+
+
 cdef inline void dequantise(const PackedMatrix* w, const Plane* p, Py_ssize_t blocks, float* dst) noexcept nogil:
     """Plane -> floats [k][16], as the file format defines them: scale * (q - zero) + min, each step rounded."""
-    cdef Py_ssize_t b, groups = 32 // w.group
-    cdef int k, i, value
-    cdef const uint8_t* q
-    cdef const float* scale
-    cdef const float* minimum
-    cdef float zero = <float>w.zero
+    cdef Py_ssize_t b, scales = 32 // w.group * PANEL, step = PANEL if w.group == 16 else 0
     for b in range(blocks):
-        for k in range(32):
-            q = p.q + b * p.stride + (k // 4) * PANEL * 4 + k % 4
-            scale = p.scale + (b * groups + k // w.group) * PANEL
-            for i in range(PANEL):
-                value = <int><int8_t>q[i * 4] if w.layout == LAYOUT_Q8 else <int>q[i * 4]
-                dst[k * PANEL + i] = scale[i] * (<float>value - zero)
-            if w.has_min:
-                minimum = p.minimum + (b * groups + k // w.group) * PANEL
-                for i in range(PANEL):
-                    dst[k * PANEL + i] = dst[k * PANEL + i] + minimum[i]
+        if w.layout == LAYOUT_Q8:
+            dequantise_block(True, False, p.q + b * p.stride, p.scale + b * scales, NULL, step, 0, dst)
+        elif w.has_min:
+            dequantise_block(
+                False, True, p.q + b * p.stride, p.scale + b * scales, p.minimum + b * scales, step, <float>w.zero, dst
+            )
+        else:
+            dequantise_block(False, False, p.q + b * p.stride, p.scale + b * scales, NULL, step, <float>w.zero, dst)
         dst += 32 * PANEL
