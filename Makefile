@@ -1,5 +1,6 @@
 # make run    build, fetch a small model, start a worker, stream one answer from it, stop it
 # make test   build, fetch the model, run the tests        (ARGS="tests/cli -q" chooses)
+# make check-long  fuzzing, soaking and random rounds, some 15 minutes; not part of `make test`
 # make build  the virtual environment and the compiled extensions
 # make lint   ruff, cython-lint, mypy
 # make clean  remove everything the others made here (the model cache stays)
@@ -10,7 +11,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := build
-.PHONY: run test build lint clean
+.PHONY: run test check-long build lint clean
 
 PYTHON ?= python3
 PROMPT ?= Why is the sky blue?
@@ -70,6 +71,10 @@ run: build
 test: build
 	@$(BIN)/miro pull smollm2 || echo "No model: the tests that need it are skipped (in CI they fail)." >&2
 	$(BIN)/python -m pytest $(ARGS)
+
+check-long: build
+	@$(BIN)/miro pull smollm2 || echo "No model: the soak is skipped (in CI it fails)." >&2
+	$(BIN)/python -m pytest -m long tests/long $(ARGS)
 
 # cython-lint looks for its pycodestyle on the PATH.
 lint: $(VENV)/.required

@@ -37,7 +37,9 @@ class Driver:
     def __init__(self, core: EngineCore, max_waiting: int) -> None:
         self._core = core
         self._max_waiting = max_waiting
-        self._lock = threading.Lock()  # the core
+        self._lock = (
+            threading.RLock()
+        )  # the core; re-entrant, since a finaliser may close the engine on the step thread
         self._wake = threading.Condition()  # the fields below
         self._arrivals: deque[Ticket] = deque()
         self._cancels: deque[Ticket] = deque()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from miro_cy.config import EngineConfig
 from miro_cy.core import EngineCore
 from miro_cy.driver import Driver, Ticket, event_of
-from miro_cy.errors import BadField, EngineClosed
+from miro_cy.errors import BadField, ConfigError, EngineClosed
 from miro_cy.loading import Parts, Progress, load_parts
 from miro_cy.prepare import Preparer
 from miro_cy.requests import Completion, Event, Prompt, Request
@@ -63,7 +63,14 @@ class Engine:
         config, overrides: settings, see EngineConfig; overrides win. progress(done, total) counts tensors.
         Raises ModelNotFound, ModelFormatError, UnsupportedModel or ConfigError.
         """
-        return cls(load_parts(Path(path_or_name), EngineConfig.build(config, overrides), progress))
+        if not isinstance(path_or_name, (str, os.PathLike)):
+            raise ConfigError(f"a model is a path or a name, not {path_or_name!r:.80}", field="path_or_name")
+        if config is not None and not isinstance(config, EngineConfig):
+            raise ConfigError(f"config must be an EngineConfig, not {type(config).__name__}", field="config")
+        try:
+            return cls(load_parts(Path(path_or_name), EngineConfig.build(config, overrides), progress))
+        except MemoryError:
+            raise ConfigError(f"not enough memory to load {path_or_name}", field="kv_memory") from None
 
     def close(self) -> None:
         """Stop the step thread and give the memory back; calls that wait raise EngineClosed. May be called twice."""
@@ -153,7 +160,7 @@ class Engine:
         Raises as `generate` does, refusals at once.
         """
         self._check_open()
-        return self._stream(self.prepare(prompt, params or SamplingParams()))
+        return self._stream(self.prepare(prompt, SamplingParams() if params is None else params))
 
     def logits(
         self, tokens: Iterable[int], *, rows: slice | None = None, log_softmax: bool = False
@@ -166,7 +173,7 @@ class Engine:
         self._check_open()
         ids = self._preparer.token_ids(tokens)
         try:
-            wanted = range(*(rows or slice(None)).indices(len(ids)))
+            wanted = range(*(slice(None) if rows is None else rows).indices(len(ids)))
         except (AttributeError, TypeError, ValueError):
             raise BadField(f"rows must be a slice of integers, step not 0, not {rows!r:.80}", field="rows") from None
         if len(wanted) == 0:
@@ -187,6 +194,8 @@ class Engine:
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of token ids, without special tokens."""
+        if not isinstance(ids, Iterable) or isinstance(ids, (str, bytes, Mapping)):
+            raise BadField(f"ids must be a list of integers, not {ids!r:.80}", field="ids")
         return self.tokenizer.decode(ids)
 
     # --- the step level, one thread ------------------------------------------------------------------------------
@@ -198,6 +207,8 @@ class Engine:
     def add(self, request: Request) -> int:
         """Queue a request, prepared or not; returns its id. Raises RequestError (queue_full among them)."""
         self._check_open()
+        if not isinstance(request, Request):
+            raise BadField(f"request must be a Request, not {type(request).__name__}", field="request")
         request = self.prepare(request.prompt, request.params)  # cheap for what is prepared, and nothing else can tell
         return self._driver.manual(lambda core: core.add(request, self._preparer.max_new(request)))
 
@@ -228,13 +239,17 @@ class Engine:
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
-            raise EngineClosed("the engine was made in another process; load it after fork, not before")
+            raise EngineClosed(
+                "the engine was made before a fork, in another process; use 'spawn', or load it in the child"
+            )
         if self._closed:
             raise EngineClosed("the engine is closed")
 
     def _tickets(self, requests: list[Request], events: SimpleQueue[tuple[int, Event | Exception]]) -> list[Ticket]:
+        preparer = self._preparer  # not self: a ticket must not keep the engine alive, least of all on its own thread
+
         def submit(request: Request) -> Ticket:
-            return Ticket(lambda core: core.add(request, self._preparer.max_new(request)), events)
+            return Ticket(lambda core: core.add(request, preparer.max_new(request)), events)
 
         tickets = [submit(request) for request in requests]
         for index, ticket in enumerate(tickets):

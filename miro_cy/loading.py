@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from miro_cy.core import EngineCore
 from miro_cy.errors import ConfigError, ModelFormatError, UnsupportedModel
 from miro_cy.formats.gguf import GGUFFile
 from miro_cy.hub import resolve
-from miro_cy.machine import available_memory, default_threads
+from miro_cy.machine import available_memory, default_threads, trim_heap
 from miro_cy.model.executor import CpuExecutor
 from miro_cy.model.gguf_llama import read_spec
 from miro_cy.model.spec import KVDtype, ModelSpec
@@ -51,6 +52,22 @@ class Parts:
     fingerprint: str
 
 
+#: The process whose OpenMP threads have run; they do not survive a fork, and the child would wait for them for ever.
+_team_pid: int | None = None
+
+
+def _claim_threads(threads: int) -> None:
+    """Raise ConfigError in a process forked from one that computed with several threads."""
+    global _team_pid
+    if threads > 1 and _team_pid not in (None, os.getpid()):
+        raise ConfigError(
+            "this process was forked from one that had loaded a model: start it with 'spawn', or use threads=1",
+            field="threads",
+        )
+    if threads > 1:
+        _team_pid = os.getpid()
+
+
 def load_parts(path_or_name: str | Path, config: EngineConfig, progress: Progress | None = None) -> Parts:
     """Load a model and everything that serves it. Raises ModelError or ConfigError."""
     path = resolve(path_or_name)
@@ -66,6 +83,8 @@ def load_parts(path_or_name: str | Path, config: EngineConfig, progress: Progres
         tokenizer = load_tokenizer(file)
         _check_vocabulary(path, tokenizer, spec)
     threads = config.threads or default_threads()
+    _claim_threads(threads)
+    trim_heap()
     with GGUFFile(path) as file:  # again: the first one holds the tokenizer's decoded arrays until it is closed
         weights = load_weights(file, spec, threads=threads, progress=progress)
         digest = _digest(path)
@@ -150,6 +169,8 @@ def _blocks(spec: ModelSpec, config: EngineConfig, kv_dtype: KVDtype, context: i
                 f"kv_memory is {config.kv_memory} bytes, one block of {config.block_size} tokens takes {block_bytes}",
                 field="kv_memory",
             )
+        if config.kv_memory > (free := available_memory()):
+            raise ConfigError(f"kv_memory is {config.kv_memory} bytes, only {free} are free", field="kv_memory")
         return min(config.kv_memory // block_bytes, 2**31 // config.block_size - 1)
     contexts, share = (SERVER_CONTEXTS, SERVER_SHARE) if config.kv_memory == "auto" else (1, SINGLE_SHARE)
     return max(1, min(one_context * contexts, int(available_memory() * share) // block_bytes))

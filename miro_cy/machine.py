@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +31,12 @@ def available_memory() -> int:
             if limit is not None and usage is not None:
                 free.append(max(0, limit - usage + _reclaimable(folder)))
     return min(free)
+
+
+def trim_heap() -> None:
+    """Give freed heap memory back to the system, where the C library can: after parsing, before large allocations."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _physical_cores() -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +17,9 @@ from miro_cy.sampling.params import SamplingParams
 from miro_cy.text import Tokenizer
 
 Tokens = NDArray[np.int32]
+
+#: Real text has a quarter of this a token; only beyond it is the vocabulary searched for its longest.
+COMMON_TOKEN_CHARS = 16
 
 
 class Preparer:
@@ -32,6 +36,7 @@ class Preparer:
         self._vocab_size = vocab_size
         self._room = room
         self._check = check
+        self._longest: int | None = None
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
 
     def prepare(self, prompt: Prompt, params: SamplingParams) -> Request:
@@ -66,20 +71,36 @@ class Preparer:
     def prompt_ids(self, prompt: Prompt) -> Tokens:
         """Token ids of any kind of prompt."""
         if isinstance(prompt, str):
-            return np.asarray(self._tokenizer.encode(prompt), np.int32)
+            return self._encode(prompt, add_special=True)
         if not isinstance(prompt, Mapping) or len(prompt) != 1:
             raise BadField('a prompt is text, {"messages": [...]} or {"tokens": [...]}', field="prompt")
         if "tokens" in prompt:
             return self.token_ids(prompt["tokens"])
         if "messages" in prompt:
-            text = self._tokenizer.render(prompt["messages"])
-            return np.asarray(self._tokenizer.encode(text, add_special=False), np.int32)
+            return self._encode(self._tokenizer.render(prompt["messages"]), add_special=False)
         raise BadField(f"unknown kind of prompt {next(iter(prompt))!r:.80}", field="prompt")
+
+    def _encode(self, text: str, *, add_special: bool) -> Tokens:
+        """Tokenise, unless the text is so long that it cannot fit however it is cut."""
+        if len(text) > COMMON_TOKEN_CHARS * self._room and len(text) > self._longest_token() * self._room:
+            raise ContextOverflow(
+                f"the prompt has {len(text)} characters, too many for a context of {self._room} tokens", field="prompt"
+            )
+        return np.asarray(self._tokenizer.encode(text, add_special=add_special), np.int32)
+
+    def _longest_token(self) -> int:
+        """Most characters a token of the vocabulary stands for."""
+        if self._longest is None and self._tokenizer.supported:
+            sizes = (len(self._tokenizer.token_bytes(i, skip_special=False)) for i in range(self._tokenizer.vocab_size))
+            self._longest = max(sizes, default=1)
+        return self._longest or COMMON_TOKEN_CHARS
 
     def token_ids(self, tokens: object) -> Tokens:
         """int32 ids of any iterable of integers inside the vocabulary."""
         if not isinstance(tokens, Iterable) or isinstance(tokens, (str, bytes, Mapping)):
             raise BadField("tokens must be a list of integers", field="tokens")
+        if not isinstance(tokens, (np.ndarray, Sequence)):
+            tokens = list(islice(tokens, self._room + 1))  # one too many is enough to be refused; endless ones end here
         try:
             ids = tokens if isinstance(tokens, np.ndarray) else np.asarray(list(tokens))
         except ValueError:  # lists of different lengths

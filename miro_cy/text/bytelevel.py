@@ -58,7 +58,8 @@ class ByteLevelBPE:
         if self._missing and not self._missing.isdisjoint(data):
             lost = next(char for char in text if not self._missing.isdisjoint(char.encode()))
             raise BadField(f"the model's vocabulary has no token for the character U+{ord(lost):04X}", field="prompt")
-        ids: list[int] = self._bpe.encode(text, add_special_tokens=False).ids
+        # As a batch of one: the library holds the GIL in `encode`, and a long text would stall every other thread.
+        ids: list[int] = self._bpe.encode_batch([text], add_special_tokens=False)[0].ids
         return ids
 
 

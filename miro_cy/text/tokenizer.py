@@ -18,6 +18,9 @@ from miro_cy.text.stream import TextStream
 from miro_cy.text.template import ChatTemplate
 from miro_cy.text.vocabulary import TokenType, Vocabulary, read_merges, read_vocabulary
 
+#: Longer control tokens are not looked for in a text: no real one comes near, and the search costs their length.
+MAX_SPECIAL_CHARS = 256
+
 
 def load_tokenizer(source: str | os.PathLike[str] | GGUFFile) -> Tokenizer:
     """The tokenizer of a GGUF file, which need not hold weights.
@@ -172,5 +175,5 @@ class Tokenizer:
 
 def _splitter(tokens: Iterable[str]) -> re.Pattern[str] | None:
     """A pattern that finds these tokens in a text: the leftmost first, then the longest."""
-    longest_first = sorted(tokens, key=len, reverse=True)
+    longest_first = sorted((t for t in tokens if len(t) <= MAX_SPECIAL_CHARS), key=len, reverse=True)
     return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None

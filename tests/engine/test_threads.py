@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from miro_cy import Engine, SamplingParams
-from miro_cy.errors import EngineClosed, NonFinite
+from miro_cy.errors import ConfigError, ContextOverflow, EngineClosed, NonFinite
 from miro_cy.requests import Request
 
 LONG = SamplingParams(temperature=0, max_tokens=400)
@@ -250,3 +250,37 @@ def test_a_program_that_closes_nothing_still_ends(golden, state):
         check=False,
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, "done\n", "")
+
+
+def test_an_engine_left_with_its_stream_half_read_is_given_back(load, golden):
+    """A ticket must not keep its engine alive: dropped on the step thread, it would close it there and wait for itself."""
+    path = golden("llama")
+    before = sum(thread.name == "miro-step" for thread in threading.enumerate())
+    for _ in range(5):
+        for _event in Engine.load(path, threads=1).stream({"tokens": [1]}, LONG):
+            break
+        gc.collect()
+    deadline = time.monotonic() + 20
+    while sum(thread.name == "miro-step" for thread in threading.enumerate()) > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_loading_in_a_fork_of_a_loaded_process_is_refused_at_once(load, golden):
+    load(golden("llama"), threads=2).generate({"tokens": [1]}, SamplingParams(max_tokens=1))
+    child = os.fork()
+    if child == 0:
+        try:
+            Engine.load(golden("llama"), threads=2)
+        except ConfigError as error:
+            os._exit(7 if error.field == "threads" else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(load, text_model):
+    engine = load(text_model)
+    began = time.monotonic()
+    with pytest.raises(ContextOverflow, match="characters"):
+        engine.generate("1" * 8_000_000)
+    assert time.monotonic() - began < 5
