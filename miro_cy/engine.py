@@ -7,6 +7,7 @@ with Engine.load("smollm2") as engine:
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -86,7 +87,8 @@ class Engine:
         self.close()
 
     def __del__(self) -> None:
-        if "_driver" in self.__dict__:
+        # While the interpreter ends, the step thread no longer runs, and waiting for it would never end.
+        if "_driver" in self.__dict__ and not sys.is_finalizing():
             self.close()
 
     # --- what it is ----------------------------------------------------------------------------------------------
@@ -239,9 +241,7 @@ class Engine:
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
-            raise EngineClosed(
-                "the engine was made before a fork, in another process; use 'spawn', or load it in the child"
-            )
+            raise EngineClosed("the engine was made before a fork, in another process; load it in this one instead")
         if self._closed:
             raise EngineClosed("the engine is closed")
 

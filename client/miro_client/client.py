@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from miro_client import __version__, wire
 from miro_client.connection import Call, Connection
-from miro_client.endpoint import check_private, default_endpoint
+from miro_client.endpoint import check_endpoint, check_private, default_endpoint
 from miro_client.errors import BadField, ConnectionLost, MiroError, RequestTimeout, TooLarge, from_wire
 from miro_client.results import Chunk, Result, Timing, TokenLogprob, Usage
 
@@ -33,12 +36,14 @@ class Client:
     """
 
     def __init__(self, endpoint: str | None = None, *, timeout: float | None = None) -> None:
-        """Connects in the background. Raises ConfigError for an endpoint ZeroMQ does not understand."""
+        """Connects in the background. Raises ConfigError for an endpoint ZeroMQ cannot use, BadField for a timeout."""
         if endpoint is None:
             endpoint = default_endpoint()
             folder = Path(endpoint.removeprefix("ipc://")).parent
-            if folder.exists():
+            if os.path.lexists(folder):
                 check_private(folder)
+        check_endpoint(endpoint)
+        _check_timeout(timeout)
         self.endpoint = endpoint
         self.timeout = timeout
         self._connection = Connection(endpoint)
@@ -63,6 +68,7 @@ class Client:
         Raises BadField or TooLarge here; iterating raises the worker's refusal as one of `miro_client.errors`,
         RequestTimeout, or ConnectionLost.
         """
+        _check_timeout(timeout)
         call = self._start(prompt, tokens, messages, sampling, stream=True)
         return Generation(self, call, self.timeout if timeout is None else timeout)
 
@@ -76,6 +82,7 @@ class Client:
         **sampling: Any,
     ) -> Result:
         """The whole answer in one piece; arguments and errors as for `generate`."""
+        _check_timeout(timeout)
         call = self._start(prompt, tokens, messages, sampling, stream=False)
         with Generation(self, call, self.timeout if timeout is None else timeout) as generation:
             for _ in generation:
@@ -136,6 +143,7 @@ class Client:
         return call
 
     def _ask(self, body: wire.Request, kind: type[Body], timeout: float | None) -> Body:
+        _check_timeout(timeout)
         call = Call(body)
         self._connection.start(call)
         reply = _next_reply(call, timeout)
@@ -249,6 +257,15 @@ class Generation(Iterator[Chunk]):
         result.timing = Timing(timing.queue_ms, timing.prefill_ms, timing.decode_ms)
         self._finished = True
         return last
+
+
+def _check_timeout(timeout: float | None) -> None:
+    """Raise BadField unless it is a number of seconds that can be waited for, or None."""
+    if timeout is None:
+        return
+    if not isinstance(timeout, Real) or not 0 <= timeout <= threading.TIMEOUT_MAX:
+        limit = int(threading.TIMEOUT_MAX)
+        raise BadField(f"timeout must be 0 to {limit} seconds or None, not {timeout!r:.80}", field="timeout")
 
 
 def _next_reply(call: Call, timeout: float | None) -> wire.Reply:

@@ -30,7 +30,6 @@ CONNECT_S = 5.0
 PROBE_S = 5.0
 #: ...and when nothing came for so long, it is lost.
 LOST_S = 20.0
-HEARTBEAT_MS = 5_000
 #: After a disconnection, how long to wait for libzmq to say that all received messages are delivered.
 SETTLE_S = 0.5
 MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
@@ -144,15 +143,13 @@ class Connection:
         self._dealer = self._context.socket(zmq.DEALER)
         self._monitor = self._context.socket(zmq.PAIR)
         try:
+            # No ZMTP heartbeats, which libzmq may not survive in a worker whose queue is full; our own PING probes.
             for option, value in (
                 (zmq.LINGER, 0),
                 (zmq.SNDHWM, 0),
                 (zmq.RCVHWM, 0),
                 (zmq.RECONNECT_IVL, 50),
                 (zmq.RECONNECT_IVL_MAX, 1_000),
-                (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
-                (zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS),
-                (zmq.HEARTBEAT_TTL, 3 * HEARTBEAT_MS),
             ):
                 self._dealer.setsockopt(option, value)
             address = f"inproc://miro-client-{next(_numbers)}"

@@ -20,12 +20,27 @@ def default_endpoint() -> str:
     return f"ipc://{folder / 'miro.sock'}"
 
 
+def check_endpoint(endpoint: object, *, field: str = "endpoint") -> None:
+    """Raise ConfigError unless `endpoint` is text that ZeroMQ can take: a str of valid UTF-8, without NUL."""
+    if not isinstance(endpoint, str):
+        raise ConfigError(f"an endpoint is a string such as ipc:///tmp/miro.sock, not {endpoint!r:.80}", field=field)
+    try:
+        usable = b"\0" not in endpoint.encode()
+    except UnicodeEncodeError:
+        usable = False
+    if not usable:
+        raise ConfigError(f"an endpoint is UTF-8 text without NUL, not {endpoint!r:.200}", field=field)
+
+
 def check_private(folder: Path) -> None:
     """Raise ConfigError unless `folder` is a real directory that belongs to this user and to nobody else.
 
     In /tmp anybody can create the folder first, and would then read every prompt.
     """
-    status = os.lstat(folder)
+    try:
+        status = os.lstat(folder)
+    except OSError as error:
+        raise ConfigError(f"cannot use the folder {str(folder)!r}: {error.strerror}", field="endpoint") from None
     if not stat.S_ISDIR(status.st_mode):
         raise ConfigError(f"{folder} is not a directory", field="endpoint")
     if status.st_uid != os.getuid():

@@ -64,6 +64,12 @@ def test_without_template_the_prompt_is_plain_text(runner: CliRunner, engine: An
     assert engine.asked[-1][0] == "hello"
 
 
+def test_an_empty_model_is_wrong_usage(runner: CliRunner, engine: Any) -> None:
+    result = runner.invoke(main, ["run", "--model", "", "x"])
+    assert (result.exit_code, engine.loaded) == (2, None)
+    assert "--model" in result.stderr
+
+
 def test_system_message_is_never_dropped(runner: CliRunner, engine: Any) -> None:
     engine.has_template = False
     result = runner.invoke(main, ["run", "--system", "s", "hello"])

@@ -66,6 +66,37 @@ def test_reader_that_goes_away_ends_the_request_quietly() -> None:
     assert process.returncode == 141
 
 
+SHORT = """
+import miro_cy
+from conftest import FakeEngine
+class Short(FakeEngine):
+    asked = []
+vars(miro_cy)["Engine"] = Short
+from miro_client.cli import main
+main(ARGUMENTS)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["run", "x"], ["run", "--json", "x"]])
+def test_closed_standard_output_is_one_line(arguments: list[str]) -> None:
+    code = "import os; os.close(1)\nsys.stdout = None\n" + SHORT.replace("ARGUMENTS", repr(arguments))
+    with python(code) as process:
+        out, err = process.communicate()
+    assert (process.returncode, out, err) == (1, b"", b"miro: error: standard output is closed\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "x"], ["run", "--json", "x"], ["--help"], ["--version"], ["run", "--help"]], ids=" ".join
+)
+def test_full_standard_output_is_one_line(arguments: list[str]) -> None:
+    with (
+        open("/dev/full", "wb") as full,
+        python(SHORT.replace("ARGUMENTS", repr(arguments)), stdout=full) as process,
+    ):
+        err = process.communicate()[1]
+    assert (process.returncode, err) == (1, b"miro: error: No space left on device\n")
+
+
 TERMINAL = """
 import miro_cy
 from conftest import FakeEngine

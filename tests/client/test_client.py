@@ -177,6 +177,38 @@ def test_mistakes_are_found_before_anything_is_sent(connect, endpoint):
         Client("nonsense")
 
 
+@pytest.mark.parametrize(
+    "endpoint", ["ipc:///tmp/\ud800", "\ud800", "ipc:///tmp/a\0b", 5, b"ipc:///tmp/a", "", "nonsense"]
+)
+def test_endpoints_that_cannot_be_used(endpoint):
+    with pytest.raises(ConfigError) as caught:
+        Client(endpoint)
+    assert caught.value.field == "endpoint"
+
+
+def test_a_default_folder_that_is_a_file(monkeypatch, folder):
+    (folder / "miro").touch()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    with pytest.raises(ConfigError, match="not a directory"):
+        Client()
+
+
+@pytest.mark.parametrize("timeout", ["a", -1, float("nan"), float("inf"), 1e300, [1]])
+def test_timeouts_that_cannot_be_waited_for(worker, connect, engine, timeout):
+    client = connect(worker.endpoint)
+    for call in (
+        lambda: Client(worker.endpoint, timeout=timeout),
+        lambda: client.generate("a", timeout=timeout),
+        lambda: client.complete("a", timeout=timeout),
+        lambda: client.ping(timeout),
+        lambda: client.hello(timeout),
+    ):
+        with pytest.raises(BadField) as caught:
+            call()
+        assert caught.value.field == "timeout"
+    assert not engine.prepared
+
+
 def test_a_timeout_cancels(worker, connect, engine):
     client = connect(worker.endpoint)
     engine.gate.clear()

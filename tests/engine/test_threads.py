@@ -253,7 +253,7 @@ def test_a_program_that_closes_nothing_still_ends(golden, state):
 
 
 def test_an_engine_left_with_its_stream_half_read_is_given_back(load, golden):
-    """A ticket must not keep its engine alive: dropped on the step thread, it would close it there and wait for itself."""
+    """A ticket must not keep its engine alive: dropped on the step thread, it would close it there."""
     path = golden("llama")
     before = sum(thread.name == "miro-step" for thread in threading.enumerate())
     for _ in range(5):

@@ -111,6 +111,14 @@ def test_a_whole_answer_that_grows_too_large_is_refused(serve, raw, engine):
     assert client.until_end(client.generate("abc", max_tokens=100, stream=True))[-1].reason == "length"
 
 
+def test_waiting_log_probabilities_are_counted_as_what_they_take(serve, raw, engine):
+    client = raw(serve(max_reply_bytes=50_000))
+    # 300 tokens with 3 pairs each: some 100 kB in memory, though far less on the wire.
+    (end,) = client.until_end(client.generate("abc", max_tokens=300, stream=False, logprobs=2))
+    assert (end.reason, end.code) == ("error", "too_large")
+    assert client.until_end(client.generate("abc", max_tokens=300, stream=False))[-1].reason == "length"
+
+
 def test_a_req_client_that_dies_while_it_waits(serve, raw, engine):
     worker = serve()
     client = raw(worker, zmq.REQ)

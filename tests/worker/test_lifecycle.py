@@ -252,7 +252,7 @@ def test_binding_respects_what_is_there(folder, engine, serve, raw):
 @pytest.mark.parametrize(
     "bind",
     ["tcp://127.0.0.1:5555", "ipc://", "ipc://*", "ipc://@x", "inproc://a", "x", "ipc:///nonexistent/dir/a.sock",
-     "ipc:///tmp/" + "a" * 200, "ipc:///tmp/a\0b"],
+     "ipc:///tmp/" + "a" * 200, "ipc:///tmp/a\0b", "ipc:///tmp/\ud800", 5],
 )  # fmt: skip
 def test_endpoints_that_cannot_be_bound(engine, bind):
     with pytest.raises(ConfigError) as caught:
@@ -268,6 +268,17 @@ def test_the_default_endpoint_is_private(engine, folder, monkeypatch):
     (folder / "miro").chmod(0o777)
     with pytest.raises(ConfigError, match="written by others"):
         Worker(engine).start()
+
+
+def test_a_default_folder_that_cannot_be_made(engine, folder, monkeypatch):
+    in_the_way = folder / "file"
+    in_the_way.touch()
+    (folder / "miro").touch()
+    for runtime in (in_the_way, folder / "missing" / "x", folder):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+        with pytest.raises(ConfigError, match=r"folder .*miro|is not a directory") as caught:
+            Worker(engine).start()
+        assert "\n" not in caught.value.message
 
 
 def test_a_worker_starts_once_and_settings_are_checked(engine, serve):

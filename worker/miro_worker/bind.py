@@ -15,7 +15,7 @@ from typing import Any
 
 import zmq
 
-from miro_client.endpoint import check_private, default_endpoint
+from miro_client.endpoint import check_endpoint, check_private, default_endpoint
 from miro_client.errors import ConfigError
 
 SCHEME = "ipc://"
@@ -32,12 +32,18 @@ def bind_ipc(router: zmq.Socket[Any], endpoint: str | None) -> str:
     if endpoint is None:
         endpoint = default_endpoint()
         folder = Path(endpoint.removeprefix(SCHEME)).parent
-        folder.mkdir(mode=0o700, parents=False, exist_ok=True)
+        try:
+            folder.mkdir(mode=0o700, parents=False, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot make the socket's folder {str(folder)!r}: {error.strerror}", field="bind"
+            ) from None
         check_private(folder)
+    check_endpoint(endpoint, field="bind")
     path = endpoint.removeprefix(SCHEME)
     if not endpoint.startswith(SCHEME) or not path or path[0] in "@*":
         raise ConfigError(f"only ipc://PATH endpoints are supported, not {endpoint!r:.200}", field="bind")
-    with _exclusive(Path(path).absolute().parent):
+    with _exclusive(Path(os.path.dirname(path) or ".")):
         _check_free(path)
         # ZeroMQ removes whatever lies at the path, then creates the socket file: for its owner only.
         umask = os.umask(0o177)

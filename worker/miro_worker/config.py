@@ -23,7 +23,6 @@ class WorkerConfig:
     slow_client_ms: how long output may wait for a client before its requests end with slow_client.
     grace_ms: how long running requests may go on after a stop was asked for.
     linger_ms: how long the last messages may take to leave when the socket closes.
-    heartbeat_ms: interval of ZMTP heartbeats; a peer silent for three of them is gone.
     retry_after_ms: advice given with queue_full.
     """
 
@@ -38,7 +37,6 @@ class WorkerConfig:
     slow_client_ms: int = 30_000
     grace_ms: int = 10_000
     linger_ms: int = 1_000
-    heartbeat_ms: int = 5_000
     retry_after_ms: int = 500
 
     def __post_init__(self) -> None:

@@ -79,4 +79,6 @@ class Dispatcher:
     def _refuse(self, peer: Peer, head: wire.Head, error: RequestError) -> None:
         # An ERROR that carried a live id would end that request for the client.
         request_id = b"" if head.id in peer.streams else head.id
+        if request_id and head.kind == Kind.GENERATE:
+            peer.finish(request_id)  # its CANCEL may be under way, and gets no second answer
         self._sessions.reply_error(peer, request_id, error, delimited=head.delimited)

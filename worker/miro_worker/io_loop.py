@@ -78,7 +78,7 @@ class IOLoop:
         for _ in range(MESSAGES_A_TURN):
             inbound = self._socket.receive(self._clock())
             if inbound is None:
-                return False
+                return self._socket.more
             self._sessions.bury()
             self._dispatcher.handle(inbound)
         return True

@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 
 #: Frames kept of one message: one more than a valid one has, so that it is seen to be too long.
 MAX_FRAMES = 6
+#: Frames read in one call, so that a message of millions of frames does not keep output waiting.
+FRAMES_A_CALL = 512
 #: Finished request ids remembered per peer, so that a late CANCEL is not called unknown.
 MAX_FINISHED = 256
+#: Messages ZeroMQ holds of one peer. Far above what a peer may send in a second, for a full queue is dangerous: a peer
+#: that then sends a ZMTP PING and leaves makes libzmq 4.3.5 abort the process. Not without limit, for memory's sake.
+RECEIVE_HWM = 100_000
 MONITOR = "inproc://miro-monitor"
 
 
@@ -55,9 +60,10 @@ class Peer:
         self.allowance_at = now
 
     def finish(self, request_id: bytes) -> None:
-        """Forget a live request; remember that there was one."""
+        """Forget a request that is live, if it was; remember that there was one."""
         self.streams.pop(request_id, None)
         self.finished[request_id] = None
+        self.finished.move_to_end(request_id)
         while len(self.finished) > MAX_FINISHED:
             self.finished.popitem(last=False)
 
@@ -84,7 +90,9 @@ class DataSocket:
         self._peers: dict[int, dict[bytes, Peer]] = {}
         self._lost: list[Peer] = []
         self._file: IpcFile | None = None
+        self._half_read: tuple[bytes, list[bytes]] | None = None  # routing id, frames kept
         self.strays = 0  # messages whose connection was already gone
+        self.more = False  # whether `receive` stopped for its share of frames, not for want of them
         self.router = context.socket(zmq.ROUTER)
         self.monitor = context.socket(zmq.PAIR)
         try:
@@ -101,37 +109,41 @@ class DataSocket:
             raise
 
     def _set_options(self) -> None:
-        config, heartbeat = self._config, self._config.heartbeat_ms
+        # No ZMTP heartbeats: libzmq aborts the process when one is due on a connection that was lost while its inbound
+        # queue was full. On ipc the kernel reports the end of a peer at once.
+        config = self._config
         for option, value in (
             (zmq.ROUTER_MANDATORY, 1),
             (zmq.LINGER, config.linger_ms),
             (zmq.MAXMSGSIZE, config.max_message_bytes),
             (zmq.SNDHWM, config.send_hwm),
+            (zmq.RCVHWM, RECEIVE_HWM),
             (zmq.BACKLOG, 1024),
-            (zmq.HEARTBEAT_IVL, heartbeat),
-            (zmq.HEARTBEAT_TIMEOUT, 3 * heartbeat),
-            (zmq.HEARTBEAT_TTL, 3 * heartbeat),
         ):
             self.router.setsockopt(option, value)
 
     def receive(self, now: float) -> Inbound | None:
-        """The next message without waiting; None if there is none. One whose connection is gone is skipped."""
-        while True:
+        """The next message, without waiting; None if there is none, or not yet (`more`). Strays are skipped."""
+        self.more = False
+        for _ in range(FRAMES_A_CALL):
             try:
                 frame = self.router.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return None
-            routing_id = frame.bytes
-            frames: list[bytes] = []
-            while frame.more:
-                frame = self.router.recv(copy=False)
-                if len(frames) < MAX_FRAMES:
-                    frames.append(frame.bytes)
+            if self._half_read is None:
+                self._half_read = (frame.bytes, [])
+            elif len(self._half_read[1]) < MAX_FRAMES:
+                self._half_read[1].append(frame.bytes)
+            if frame.more:
+                continue
+            (routing_id, frames), self._half_read = self._half_read, None
             self.refresh()
             fd = _source(frame)
             if fd in self._connected:
                 return Inbound(self._peer(routing_id, fd, now), frames)
             self.strays += 1
+        self.more = True
+        return None
 
     def _peer(self, routing_id: bytes, fd: int, now: float) -> Peer:
         peers = self._peers.setdefault(fd, {})

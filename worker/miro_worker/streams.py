@@ -8,9 +8,9 @@ from miro_cy.requests import Event
 from miro_worker.jobs import Job
 from miro_worker.sockets import Peer
 
-#: Rough sizes on the wire, for the byte bound: a token id, and a log-probability with its id.
 TOKEN_BYTES = 4
-LOGPROB_BYTES = 16
+#: What a log-probability with its id takes in memory while it waits: a tuple of an int and a float, and its place.
+LOGPROB_BYTES = 120
 
 
 class Stream:

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from miro_client import __version__
-from miro_client.cli.console import Failure, silence_stdout
+from miro_client.cli.console import Failure, flush_stdout, silence_stdout
 from miro_client.errors import MiroError
 
 INTERRUPTED = 130
@@ -46,10 +46,21 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            # Help and version are printed outside `invoke`.
+            Failure(_describe(error)).show()
+            sys.exit(Failure.exit_code)
+        finally:
+            flush_stdout()
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             result = super().invoke(ctx)
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt:

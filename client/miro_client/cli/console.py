@@ -20,7 +20,9 @@ class Failure(click.ClickException):
     exit_code = 1
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"miro: error: {one_line(self.message)}", file=file or sys.stderr)
+        file = file or sys.stderr
+        if file is not None:
+            click.echo(f"miro: error: {one_line(self.message)}", file=file)
 
 
 def one_line(text: str) -> str:
@@ -52,7 +54,7 @@ class TextOut:
 
 def remark(text: str) -> None:
     """A line for a person at a terminal; nothing when stderr is not one."""
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         click.echo(one_line(text), err=True)
 
 
@@ -65,7 +67,7 @@ class Progress:
 
     def __call__(self, done: int, total: int, what: str) -> None:
         line = f"{what} {self._subject}: {done / 1e6:.0f} of {total / 1e6:.0f} MB"
-        if line != self._shown and sys.stderr.isatty():
+        if line != self._shown and sys.stderr is not None and sys.stderr.isatty():
             click.echo(f"\r\x1b[K{line}", nl=False, err=True)
             self._shown = line
 
@@ -73,6 +75,21 @@ class Progress:
         if self._shown:
             click.echo(err=True)
             self._shown = ""
+
+
+def require_stdout() -> None:
+    """Raise Failure when standard output was closed before the process began: an answer would go nowhere."""
+    if sys.stdout is None:
+        raise Failure("standard output is closed")
+
+
+def flush_stdout() -> None:
+    """What cannot be written even now is thrown away: at interpreter exit it would fail again, with a traceback."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        silence_stdout()
 
 
 def silence_stdout() -> None:

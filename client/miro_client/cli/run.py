@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from miro_client.cli.console import Failure, TextOut, remark
+from miro_client.cli.console import Failure, TextOut, remark, require_stdout
 
 if TYPE_CHECKING:
     from miro_client.cli.answers import Answer, Ask, Question
@@ -56,6 +56,7 @@ def run(prompt: str | None, as_json: bool, **options: Any) -> None:
     Without --connect the model runs in this process. --json prints text, tokens, finish_reason, usage and timing.
     """
     _check_together(options)
+    require_stdout()
     question = _question(_prompt(prompt), options)
     with _source(options) as ask:
         if as_json:
@@ -70,6 +71,8 @@ def _check_together(options: dict[str, Any]) -> None:
     for name in ("temperature", "top_p"):
         if options[name] is not None and math.isnan(options[name]):  # which passes every range
             raise click.UsageError(f"--{name.replace('_', '-')} must be a number")
+    if options["model"] == "":
+        raise click.UsageError("--model is empty")
     if options["connect"] is None:
         return
     for name in ENGINE_OPTIONS:
