@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from miro_cy._kernels import select
 from miro_cy.batch import BatchView
 from miro_cy.formats.ggml_types import GGMLType
-from miro_cy.formats.gguf import GGUFFile
 from miro_cy.model.executor import CpuExecutor
-from miro_cy.model.gguf_llama import read_spec
+from miro_cy.model.opening import open_checkpoint
 from miro_cy.model.spec import ModelSpec
 from miro_cy.model.weights import Weights, load_weights
 
@@ -180,9 +179,9 @@ def load_runner(golden_file: Callable[[str], Path]) -> Callable[..., Callable[..
     """load_runner(file) loads its weights for the build in use and gives what makes a Runner of them."""
 
     def load(name: str) -> Callable[..., Runner]:
-        with GGUFFile(golden_file(name)) as file:
-            spec = read_spec(file)
-            weights = load_weights(file, spec)
+        with open_checkpoint(golden_file(name)) as stored:
+            spec = stored.spec
+            weights = load_weights(stored)
         return lambda **settings: Runner(spec, weights, **settings)
 
     return load
