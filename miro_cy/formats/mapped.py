@@ -48,12 +48,13 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         _require_file(path)
         with open(path, "rb") as file:
-            data = file.read(MAX_JSON_BYTES + 1)
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(min(size, MAX_JSON_BYTES))  # not the limit: `read` allocates what it is asked for
     except FileNotFoundError:
         raise ModelNotFound(f"no such model file: {path}") from None
     except (OSError, ValueError) as error:
         raise ModelNotFound(f"cannot open {str(path)!r}: {error}") from None
-    if len(data) > MAX_JSON_BYTES:
+    if size > MAX_JSON_BYTES:
         raise ModelFormatError(f"{path} is larger than {MAX_JSON_BYTES} bytes")
     return parse_json(data, str(path))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,13 +32,16 @@ def read_generation(
 
     Raises ModelFormatError naming the file and the field.
     """
-    eos = token_ids(config, "eos_token_id", label, vocab_size) | token_ids(
-        stated, "eos_token_id", stated_label, vocab_size
+    sources = [(stated, stated_label), (config, label)]
+    eos, bos = (
+        [token_ids(values, key, name, vocab_size) for values, name in sources]
+        for key in ("eos_token_id", "bos_token_id")
     )
-    bos = token_ids(stated, "bos_token_id", stated_label, vocab_size) or token_ids(
-        config, "bos_token_id", label, vocab_size
+    return GenerationDefaults(
+        eos_ids=eos[0] | eos[1],
+        bos_id=min(bos[0] or bos[1], default=None),  # generation_config.json's goes first
+        sampling=_sampling(stated, stated_label),
     )
-    return GenerationDefaults(eos, min(bos, default=None), _sampling(stated, stated_label))
 
 
 def token_ids(values: Mapping[str, Any], key: str, label: str, vocab_size: int) -> frozenset[int]:
@@ -59,7 +61,7 @@ def _sampling(stated: Mapping[str, Any], label: str) -> dict[str, float]:
         if value is None:
             continue
         kinds = int if key == "top_k" else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, kinds):
             raise ModelFormatError(f"{label}: {key} must be a number, not {value!r:.80}")
         if not least <= value <= largest:
             raise ModelFormatError(f"{label}: {key} must be between {least} and {largest}, not {value!r:.80}")
