@@ -148,7 +148,13 @@ def read_rope(config: Config, head_dim: int) -> RopeSpec:
     shared = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     above = {key: config.values[key] for key in shared if config.values.get(key) is not None}
     rope = Config(above | stated, f"{config.label}: RoPE")
-    kind = rope.values.get("rope_type", rope.values.get("type", "default"))
+    kind = stated.get("rope_type") or stated.get("type")
+    if any(isinstance(value, dict) for value in stated.values()):
+        rope.refuse("a RoPE setting for each kind of layer")
+    if kind is None:
+        if "factor" in stated:  # a scaling ignored reads well and is wrong far into a text
+            rope.fail("rope_type is missing")
+        kind = "default"
     theta = rope.positive("rope_theta", 10000.0)
     if rope.positive("partial_rotary_factor", 1.0) != 1.0:
         rope.refuse("partial_rotary_factor other than 1")

@@ -15,6 +15,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
     A folder that holds both is read as safetensors. Raises ModelNotFound, ModelFormatError or UnsupportedModel.
     """
+    if path.suffix == ".safetensors" and path.is_file():
+        raise ModelFormatError(f"{path} is a file of a Hugging Face folder; name the folder")
     if not path.is_dir():
         return gguf_llama.open_gguf(path)
     try:

@@ -67,6 +67,7 @@ def test_defaults_of_the_configuration(folder: Any) -> None:
         ({"rope_parameters": {"rope_type": "longrope"}}, "scaling 'longrope'"),
         ({"rope_parameters": {"rope_type": "llama4"}}, "scaling 'llama4'"),
         ({"rope_parameters": {"rope_type": ["linear"]}}, "scaling"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "for each kind of layer"),
     ],
 )
 def test_unsupported_variants(folder: Any, changes: dict[str, Any], match: str) -> None:
@@ -89,6 +90,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"rope_parameters": {"rope_theta": -1}}, "rope_theta"),
         ({"rope_parameters": [1]}, "RoPE settings"),
+        ({"rope_scaling": {"factor": 2.0}}, "rope_type is missing"),
         ({"rope_parameters": {"rope_type": "linear"}}, "factor is missing"),
         ({"rope_parameters": {"rope_type": "linear", "factor": float("inf")}}, "factor must be a positive number"),
         ({"rope_parameters": LLAMA3}, "original_max_position_embeddings is missing"),

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from miro_cy import Engine, SamplingParams
-from miro_cy.errors import ModelFormatError, Unsupported, UnsupportedModel
+from miro_cy.errors import ModelFormatError, ModelNotFound, Unsupported, UnsupportedModel
 from miro_cy.formats.safetensors import SafetensorsFolder
 from miro_cy.model.opening import open_checkpoint
 
@@ -129,10 +129,12 @@ def test_which_file_of_a_folder_is_loaded(folder: Any, golden_file: Golden) -> N
     with Engine.load(path, threads=1) as engine:
         assert (engine.name, engine.vocab_size) == ("model", 320)
         assert "-exact-" in engine.fingerprint
+    refuse(path / "model.safetensors", ModelFormatError, "name the folder")
     (path / "model.safetensors").unlink()
     with Engine.load(path, threads=1) as engine:
         assert engine.name == "other"
         assert "-fast-" in engine.fingerprint
+    refuse(path / "gone.safetensors", ModelNotFound, "gone.safetensors")
     shutil.copy(path / "other.gguf", path / "another.gguf")
     refuse(path, ModelFormatError, "a folder with 2 .gguf files; name one of them")
     shutil.rmtree(path)
