@@ -62,6 +62,30 @@ def test_tensors_are_views_of_the_file(path: Path, pad: int) -> None:
         file.data("b")
 
 
+def resident(path: Path) -> int:
+    """Bytes of a mapped file that are in this process's memory now."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            inside = line.endswith(str(path))
+        elif inside and line.startswith("Rss:"):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+def test_released_memory_is_given_back(path: Path) -> None:
+    size = 8 * 2**20
+    path.write_bytes(build({"large": ("I8", [size], bytes(size))}))
+    file = SafetensorsFile(path)
+    assert resident(path) < size // 2  # nothing but the header was read
+    assert not file.data("large").any()
+    assert resident(path) >= size // 2
+    file.release("large")
+    assert resident(path) < size // 2
+    file.close()
+    assert str(path) not in Path("/proc/self/maps").read_text()  # nor does the library keep it
+
+
 def test_missing_and_unusual_paths(tmp_path: Path) -> None:
     for name, kind in [("absent", ModelNotFound), ("x" * 300, ModelNotFound), ("nul\0", ModelNotFound)]:
         with pytest.raises(kind):
