@@ -13,11 +13,10 @@ import numpy as np
 
 from miro_cy._kernels.select import active_isa
 from miro_cy.batch import BatchView
-from miro_cy.formats.gguf import GGUFFile
 from miro_cy.hub import resolve
 from miro_cy.machine import default_threads
 from miro_cy.model.executor import CpuExecutor
-from miro_cy.model.gguf_llama import read_spec
+from miro_cy.model.opening import open_checkpoint
 from miro_cy.model.weights import load_weights
 
 BLOCK = 32
@@ -28,9 +27,9 @@ class StepBench:
     """An executor with a pool for `rows` sequences, and timed steps over it."""
 
     def __init__(self, path: Path, threads: int, rows: int, *, exact: bool = False) -> None:
-        with GGUFFile(path) as file:
-            self.spec = read_spec(file)
-            weights = load_weights(file, self.spec, threads=threads)
+        with open_checkpoint(path) as checkpoint:
+            self.spec = checkpoint.spec
+            weights = load_weights(checkpoint, threads=threads)
         width = CONTEXT // BLOCK
         self.tables = np.arange(rows * width, dtype=np.int32).reshape(1, rows, width)
         self.executor = CpuExecutor(

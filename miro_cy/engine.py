@@ -21,6 +21,7 @@ from miro_cy.core import EngineCore
 from miro_cy.driver import Driver, Ticket, event_of
 from miro_cy.errors import BadField, ConfigError, EngineClosed
 from miro_cy.loading import Parts, Progress, load_parts
+from miro_cy.model.generation import GenerationDefaults
 from miro_cy.prepare import Preparer
 from miro_cy.requests import Completion, Event, Prompt, Request
 from miro_cy.sampling.params import SamplingParams
@@ -59,7 +60,7 @@ class Engine:
         progress: Progress | None = None,
         **overrides: Any,
     ) -> Engine:
-        """Load a GGUF file, by path or by the name of a pulled model.
+        """Load a GGUF file or a Hugging Face folder, by path, or a pulled model by its name.
 
         config, overrides: settings, see EngineConfig; overrides win. progress(done, total) counts tensors.
         Raises ModelNotFound, ModelFormatError, UnsupportedModel or ConfigError.
@@ -114,6 +115,11 @@ class Engine:
     @property
     def tokenizer(self) -> Tokenizer:
         return self._parts.tokenizer
+
+    @property
+    def generation(self) -> GenerationDefaults:
+        """What the checkpoint says about generating with it; nothing is applied unless a caller does so."""
+        return self._parts.generation
 
     @property
     def fingerprint(self) -> str:

@@ -1,11 +1,11 @@
-"""From a path or name to the parts of an engine: file, spec, weights, pool, scheduler, executor."""
+"""From a path or name to the parts of an engine: checkpoint, weights, pool, scheduler, executor."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +16,14 @@ from miro_cy.cache.block_pool import BlockPool
 from miro_cy.cache.block_table import BlockTables
 from miro_cy.config import EngineConfig
 from miro_cy.core import EngineCore
-from miro_cy.errors import ConfigError, ModelFormatError, UnsupportedModel
+from miro_cy.errors import ConfigError, ModelFormatError
 from miro_cy.formats.gguf import GGUFFile
 from miro_cy.hub import resolve
 from miro_cy.machine import available_memory, default_threads, trim_heap
+from miro_cy.model.checkpoint import Checkpoint
 from miro_cy.model.executor import CpuExecutor
-from miro_cy.model.gguf_llama import read_spec
+from miro_cy.model.generation import GenerationDefaults
+from miro_cy.model.opening import open_checkpoint
 from miro_cy.model.spec import KVDtype, ModelSpec
 from miro_cy.model.weights import Weights, load_weights
 from miro_cy.sched.scheduler import Scheduler, SchedulerConfig
@@ -45,6 +47,7 @@ class Parts:
     executor: CpuExecutor
     tokenizer: Tokenizer
     spec: ModelSpec
+    generation: GenerationDefaults
     config: EngineConfig
     name: str
     context: int
@@ -71,29 +74,28 @@ def _claim_threads(threads: int) -> None:
 def load_parts(path_or_name: str | Path, config: EngineConfig, progress: Progress | None = None) -> Parts:
     """Load a model and everything that serves it. Raises ModelError or ConfigError."""
     path = resolve(path_or_name)
-    if path.is_dir():
-        raise UnsupportedModel(f"{path} is a folder; a GGUF file is needed")
-    with GGUFFile(path) as file:
-        if file.get("split.count", int, 1) > 1:
-            raise UnsupportedModel(
-                f"{path}: the checkpoint is split over {file.get('split.count', int)} files; merge them"
-            )
-        spec = read_spec(file)
-        context = _context(spec, config)
-        tokenizer = load_tokenizer(file)
-        _check_vocabulary(path, tokenizer, spec)
+    with open_checkpoint(path) as checkpoint:
+        context = _context(checkpoint.spec, config)
+        tokenizer = tokenizer_of(checkpoint)
+        _check_vocabulary(path, tokenizer, checkpoint.spec)
     threads = config.threads or default_threads()
     _claim_threads(threads)
     trim_heap()
-    with GGUFFile(path) as file:  # again: the first one holds the tokenizer's decoded arrays until it is closed
-        weights = load_weights(file, spec, threads=threads, progress=progress)
-        digest = _digest(path)
-    return _assemble(path.stem, spec, weights, tokenizer, config, threads, context, digest)
+    with open_checkpoint(path) as checkpoint:  # again: the first one holds a GGUF file's decoded vocabulary
+        weights = load_weights(checkpoint, threads=threads, progress=progress)
+        digest = _digest(checkpoint.source.files)
+        return _assemble(checkpoint, weights, tokenizer, config, threads, context, digest)
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer beside a model's weights. A folder without one serves token ids only."""
+    if isinstance(checkpoint.source, GGUFFile):
+        return load_tokenizer(checkpoint.source)
+    return load_tokenizer(checkpoint.path)
 
 
 def _assemble(
-    name: str,
-    spec: ModelSpec,
+    checkpoint: Checkpoint,
     weights: Weights,
     tokenizer: Tokenizer,
     config: EngineConfig,
@@ -101,6 +103,7 @@ def _assemble(
     context: int,
     digest: str,
 ) -> Parts:
+    spec = checkpoint.spec
     compute = config.compute or ("fast" if weights.quantised else "exact")
     kv_dtype = _kv_dtype(config, compute)
     n_blocks = _blocks(spec, config, kv_dtype, context)
@@ -130,14 +133,26 @@ def _assemble(
     core = EngineCore(executor, scheduler, pool, tokenizer, time.monotonic)
     fingerprint = f"{digest}-{compute}-{kv_dtype}-{active_isa()}-{miro_cy.__version__}"
     capacity = n_blocks * config.block_size
-    return Parts(core, scheduler, executor, tokenizer, spec, config, name, context, capacity, fingerprint)
+    return Parts(
+        core=core,
+        scheduler=scheduler,
+        executor=executor,
+        tokenizer=tokenizer,
+        spec=spec,
+        generation=checkpoint.generation,
+        config=config,
+        name=checkpoint.name,
+        context=context,
+        capacity=capacity,
+        fingerprint=fingerprint,
+    )
 
 
 def _check_vocabulary(path: Path, tokenizer: Tokenizer, spec: ModelSpec) -> None:
     """Text must not become ids that the model has no row for."""
     if tokenizer.vocab_size > spec.vocab_size:
         raise ModelFormatError(
-            f"{path}: the vocabulary has {tokenizer.vocab_size} tokens, token_embd.weight only {spec.vocab_size} rows"
+            f"{path}: the vocabulary has {tokenizer.vocab_size} tokens, the embedding only {spec.vocab_size} rows"
         )
 
 
@@ -176,10 +191,17 @@ def _blocks(spec: ModelSpec, config: EngineConfig, kv_dtype: KVDtype, context: i
     return max(1, min(one_context * contexts, int(available_memory() * share) // block_bytes))
 
 
-def _digest(path: Path) -> str:
-    """Identifies a checkpoint without reading all of it: its size, first and last MiB, and 64 pages between."""
+def _digest(paths: Sequence[Path]) -> str:
+    """Identifies a checkpoint without reading all of it: of each file the size, first and last MiB, and 64 pages."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        _add_file(digest, path)
+    return digest.hexdigest()
+
+
+def _add_file(digest: hashlib.blake2b, path: Path) -> None:
     size = path.stat().st_size
-    digest = hashlib.blake2b(str(size).encode(), digest_size=16)
+    digest.update(str(size).encode())
     with path.open("rb") as file:
         digest.update(file.read(2**20))
         for i in range(1, 65):
@@ -187,4 +209,3 @@ def _digest(path: Path) -> str:
             digest.update(file.read(4096))
         file.seek(max(0, size - 2**20))
         digest.update(file.read(2**20))
-    return digest.hexdigest()

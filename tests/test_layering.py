@@ -40,6 +40,7 @@ BELOW = {
     "core": {"cache", "sched", "prepare", "sampling", "batch"},
     "driver": {"core"},
     "loading": {"core", "model", "config", "hub", "machine"},
+    "inspect": {"loading"},
     "engine": {"driver", "loading"},
     "tools": {"engine"},
 }

@@ -101,13 +101,14 @@ def test_python_example(environment: dict[str, str]) -> None:
 
 
 def test_command_line_example(environment: dict[str, str]) -> None:
-    pull, ask, as_json = block("From the command line", "bash").strip().splitlines()
+    pull, ask, as_json, inspect = block("From the command line", "bash").strip().splitlines()
     assert run(["bash", "-c", pull], environment).strip() == f"{environment['MIRO_CACHE']}/smollm2.gguf"
     assert "sky" in run(["bash", "-c", ask], environment)
     answer = json.loads(run(["bash", "-c", as_json], environment))
     assert set(answer) == {"text", "tokens", "finish_reason", "usage", "timing"}
     assert 0 < len(answer["tokens"]) <= 40
     assert answer["usage"]["completion_tokens"] == len(answer["tokens"])
+    assert "at 4,096 tokens" in run(["bash", "-c", inspect], environment)
 
 
 def test_worker_and_client_example(environment: dict[str, str], worker: subprocess.Popen[bytes]) -> None:

@@ -5,7 +5,7 @@ business). Which thread computes an element never changes its bits. Sizes are in
 
 Packed weights W [n, k] (y = x W^T): panels of 16 output rows, so that vector lanes run across outputs.
 
-    F32, F16   [panel][k][16]
+    F32, F16, BF16   [panel][k][16]
     Q8         [panel][block]  block of 32 k:  8 quads [16 rows][4] int8 | d f16[16]
     Q4         [panel][block]  block of 32 k:  4 x [16 rows][4] bytes, low nibbles quads 0-3, high nibbles quads 4-7
                                                | high-bit plane, if any | d f16[16] | m f16[16] if has_min
@@ -34,6 +34,7 @@ cdef enum Layout:
     LAYOUT_F16 = 1
     LAYOUT_Q8 = 2
     LAYOUT_Q4 = 3
+    LAYOUT_BF16 = 4
 
 cdef enum KVType:
     KV_F16 = 0
@@ -109,7 +110,7 @@ cdef struct KernelTable:
     void (*pack_f32)(
         PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, Py_ssize_t p0, Py_ssize_t p1
     ) noexcept nogil
-    void (*pack_f16)(
+    void (*pack_16bit)(
         PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, Py_ssize_t p0, Py_ssize_t p1
     ) noexcept nogil
     void (*pack_q8_0)(
@@ -178,6 +179,11 @@ cdef struct KernelTable:
     # first id, in id order, at which the running sum of exp(x * inv_temperature - lse) reaches u
     int32_t (*draw)(const float* x, Py_ssize_t n, float inv_temperature, float lse, double u) noexcept nogil
     float (*exp)(float x) noexcept nogil
+
+
+cdef inline bint is_float_layout(int layout) noexcept nogil:
+    """Layouts that are multiplied in float32 whatever the compute mode."""
+    return layout == LAYOUT_F32 or layout == LAYOUT_F16 or layout == LAYOUT_BF16
 
 
 cdef inline Py_ssize_t matmul_scratch_floats() noexcept:

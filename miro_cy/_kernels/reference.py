@@ -62,12 +62,19 @@ _QUANTISED = {
 }
 
 
+def bfloat16(raw: Bytes) -> F32:
+    """The floats that bfloat16 bytes stand for: their bits are a float's upper half."""
+    return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
 def dequantise(raw: Bytes, kind: str, n: int, k: int) -> F32:
     """The matrix [n, k] that a file's bytes stand for, as the format's own definition computes it in float32."""
     if kind == "F32":
         return raw.view(np.float32).reshape(n, k)
     if kind == "F16":
         return raw.view(np.float16).reshape(n, k).astype(np.float32)
+    if kind == "BF16":
+        return bfloat16(raw).reshape(n, k)
     size, decode = _QUANTISED[kind]
     return decode(raw.reshape(-1, size)).reshape(n, k)
 
@@ -194,6 +201,9 @@ def random_raw(rng: Any, kind: str, n: int, k: int) -> Bytes:
         return rng.standard_normal((n, k)).astype(np.float32).view(np.uint8).reshape(-1)
     if kind == "F16":
         return rng.standard_normal((n, k)).astype(np.float16).view(np.uint8).reshape(-1)
+    if kind == "BF16":
+        upper = rng.standard_normal((n, k)).astype(np.float32).view(np.uint32) >> 16
+        return upper.astype(np.uint16).view(np.uint8).reshape(-1)
     size, _ = _QUANTISED[kind]
     count = n * k // (256 if kind == "Q6_K" else 32)
     blocks = rng.integers(0, 256, (count, size), dtype=np.uint8)

@@ -3,6 +3,8 @@ from numpy.typing import NDArray
 
 FORMATS: dict[str, tuple[int, ...]]
 
+def packed_nbytes(kind: str, n: int, k: int) -> int: ...
+
 class PackedWeights:
     kind: str
     def __init__(self, raw: NDArray[np.uint8], kind: str, n: int, k: int, threads: int = 1) -> None: ...

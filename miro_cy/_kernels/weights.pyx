@@ -5,7 +5,9 @@ from libc.stdint cimport uint8_t, uintptr_t
 
 import numpy as np
 
-from miro_cy._kernels.abi cimport LAYOUT_F16, LAYOUT_F32, LAYOUT_Q4, LAYOUT_Q8, PANEL, KernelTable
+from miro_cy._kernels.abi cimport (
+    LAYOUT_BF16, LAYOUT_F16, LAYOUT_F32, LAYOUT_Q4, LAYOUT_Q8, PANEL, KernelTable, is_float_layout,
+)
 from miro_cy._kernels.select cimport kernels
 
 #: kind -> (layout, group, block, high bits, zero, has minima, steps, packed bytes a block of 16 rows,
@@ -13,11 +15,18 @@ from miro_cy._kernels.select cimport kernels
 FORMATS = {
     "F32": (LAYOUT_F32, 1, 1, 0, 0, 0, 0, 64, 1, 4),
     "F16": (LAYOUT_F16, 1, 1, 0, 0, 0, 0, 32, 1, 2),
+    "BF16": (LAYOUT_BF16, 1, 1, 0, 0, 0, 0, 32, 1, 2),
     "Q8_0": (LAYOUT_Q8, 32, 32, 0, 0, 0, 4, 544, 32, 34),
     "Q4_0": (LAYOUT_Q4, 32, 32, 0, 8, 0, 4, 288, 32, 18),
     "Q4_1": (LAYOUT_Q4, 32, 32, 0, 0, 1, 4, 320, 32, 20),
     "Q6_K": (LAYOUT_Q4, 16, 256, 2, 32, 0, 2, 3360, 256, 210),
 }
+
+
+def packed_nbytes(str kind not None, Py_ssize_t n, Py_ssize_t k):
+    """Bytes that a matrix [n, k] of a kind of FORMATS takes when packed."""
+    block, block_bytes = FORMATS[kind][2], FORMATS[kind][7]
+    return (n + PANEL - 1) // PANEL * (k // block * block_bytes)
 
 
 cdef class PackedWeights:
@@ -55,16 +64,15 @@ cdef class PackedWeights:
     cdef fill(self, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, int threads):
         cdef const KernelTable* table = kernels()
         cdef PackedMatrix* w = &self.matrix
-        cdef int kind = list(FORMATS).index(self.kind)
         cdef Py_ssize_t p
         for p in prange(w.n_panels, nogil=True, num_threads=threads, schedule="static"):
-            if kind == 0:
+            if w.layout == LAYOUT_F32:
                 table.pack_f32(w, dst, src, row_bytes, p, p + 1)
-            elif kind == 1:
-                table.pack_f16(w, dst, src, row_bytes, p, p + 1)
-            elif kind == 2:
+            elif is_float_layout(w.layout):
+                table.pack_16bit(w, dst, src, row_bytes, p, p + 1)
+            elif w.layout == LAYOUT_Q8:
                 table.pack_q8_0(w, dst, src, row_bytes, p, p + 1)
-            elif kind == 5:
+            elif w.high_bits == 2:
                 table.pack_q6_k(w, dst, src, row_bytes, p, p + 1)
             else:
                 table.pack_q4(w, dst, src, row_bytes, p, p + 1)
@@ -80,5 +88,5 @@ cdef class PackedWeights:
 
     @property
     def is_float(self):
-        """True for F32 and F16, which are never multiplied in integers."""
-        return self.matrix.layout in (LAYOUT_F32, LAYOUT_F16)
+        """True for F32, F16 and BF16, which are never multiplied in integers."""
+        return is_float_layout(self.matrix.layout)

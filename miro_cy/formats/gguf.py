@@ -7,9 +7,7 @@ neither memory nor time. Truncating a file that is open ends the process, as wit
 
 from __future__ import annotations
 
-import mmap
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +17,10 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from miro_cy.errors import ModelError, ModelFormatError, ModelNotFound, UnsupportedModel
+from miro_cy.errors import ModelError, ModelFormatError, UnsupportedModel
 from miro_cy.formats.ggml_types import BY_ID, GGMLType
 from miro_cy.formats.gguf_header import MAX_NAME_BYTES, Cursor, Metadata, describe
+from miro_cy.formats.mapped import map_file, release_pages
 
 MAX_DIMS = 4
 MIN_ALIGNMENT, MAX_ALIGNMENT, DEFAULT_ALIGNMENT = 8, 2**20, 32
@@ -44,6 +43,11 @@ class TensorInfo:
     offset: int
     nbytes: int
 
+    @property
+    def kind(self) -> str:
+        """The type's name."""
+        return self.type.name
+
 
 class GGUFFile:
     """An open GGUF file; a context manager.
@@ -54,7 +58,7 @@ class GGUFFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._map = _open(self.path)
+        self._map = map_file(self.path, _MIN_HEADER, "GGUF file")
         self._closed = False
         try:
             cursor = Cursor(self._map, str(self.path))
@@ -66,6 +70,11 @@ class GGUFFile:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The file itself: a model in one piece."""
+        return (self.path,)
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -106,10 +115,7 @@ class GGUFFile:
     def release(self, name: str) -> None:
         """Give the memory of the tensor's whole pages back; reading it again fetches them from the file."""
         info = self._info(name)
-        start = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if end > start:
-            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+        release_pages(self._map, info.offset, info.offset + info.nbytes)
 
     def close(self) -> None:
         """Close the file. Views handed out by `data` stay valid: the map goes when the last of them does."""
@@ -162,25 +168,6 @@ class GGUFFile:
                 cursor.fail(f"tensors {owner!r:.100} and {info.name!r:.100} overlap")
             end, owner = info.offset + info.nbytes, info.name
         return tensors
-
-
-def _open(path: Path) -> mmap.mmap:
-    try:
-        # Asked before opening, as opening a named pipe would wait for its writer.
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            raise ModelFormatError(f"{path} is not a file" + (" but a folder" if stat.S_ISDIR(mode) else ""))
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < _MIN_HEADER:
-                raise ModelFormatError(f"{path}: {size} bytes are too few for a GGUF file")
-            return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-    except FileNotFoundError:
-        raise ModelNotFound(f"no such model file: {path}") from None
-    except ValueError as error:  # a NUL in the path; a file that shrank in between
-        raise ModelNotFound(f"cannot open {str(path)!r}: {error}") from None
-    except OSError as error:
-        raise ModelNotFound(f"cannot open {path}: {error.strerror}") from None
 
 
 def _version(cursor: Cursor) -> int:

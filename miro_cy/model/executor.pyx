@@ -12,8 +12,8 @@ from libc.string cimport memcpy, memset
 import numpy as np
 
 from miro_cy._kernels.abi cimport (
-    KV_F16, KV_F32, PANEL, Activations, AttentionParams, BatchRows, KernelTable, KVCache, LAYOUT_F16, LAYOUT_F32,
-    PackedMatrix, attention_scratch_floats, matmul_scratch_floats,
+    KV_F16, KV_F32, PANEL, Activations, AttentionParams, BatchRows, KernelTable, KVCache,
+    PackedMatrix, attention_scratch_floats, is_float_layout, matmul_scratch_floats,
 )
 from miro_cy._kernels.select cimport kernels
 from miro_cy._kernels.weights cimport PackedWeights
@@ -280,7 +280,7 @@ cdef class CpuExecutor:
         rows.table_stride = self.view.tables.shape[2]
 
     cdef bint in_integers(self, const PackedMatrix* w) noexcept nogil:
-        return self.fast and w.layout != LAYOUT_F32 and w.layout != LAYOUT_F16
+        return self.fast and not is_float_layout(w.layout)
 
     cdef void multiply(
         self, int th, int nth, const PackedMatrix* w, const float* x, Py_ssize_t ldx, float* y, Py_ssize_t ldy,

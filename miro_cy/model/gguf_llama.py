@@ -1,62 +1,65 @@
-"""The llama architecture in GGUF files: metadata -> ModelSpec, and the tensors it is made of."""
+"""The llama architecture in GGUF files: metadata -> ModelSpec, and where its tensors are."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
+
+import numpy as np
 
 from miro_cy.errors import ModelFormatError, UnsupportedModel
 from miro_cy.formats.gguf import GGUFFile
-from miro_cy.model.spec import AttentionSpec, ModelSpec, RopeSpec
+from miro_cy.model.checkpoint import BIAS_ROLES, Checkpoint
+from miro_cy.model.spec import SIZE_LIMITS, AttentionSpec, ModelSpec, RopeSpec
 
-#: role -> tensor name and shape, as names of ModelSpec-derived sizes (see `sizes`)
-MODEL_TENSORS = {
-    "embedding": ("token_embd.weight", ("vocab", "hidden")),
-    "output": ("output.weight", ("vocab", "hidden")),
-    "output_norm": ("output_norm.weight", ("hidden",)),
+NAMES = {
+    "embedding": "token_embd.weight",
+    "output": "output.weight",
+    "output_norm": "output_norm.weight",
+    "attn_norm": "blk.{}.attn_norm.weight",
+    "q": "blk.{}.attn_q.weight",
+    "k": "blk.{}.attn_k.weight",
+    "v": "blk.{}.attn_v.weight",
+    "o": "blk.{}.attn_output.weight",
+    "ffn_norm": "blk.{}.ffn_norm.weight",
+    "gate": "blk.{}.ffn_gate.weight",
+    "up": "blk.{}.ffn_up.weight",
+    "down": "blk.{}.ffn_down.weight",
+    "q_bias": "blk.{}.attn_q.bias",
+    "k_bias": "blk.{}.attn_k.bias",
+    "v_bias": "blk.{}.attn_v.bias",
+    "o_bias": "blk.{}.attn_output.bias",
+    "gate_bias": "blk.{}.ffn_gate.bias",
+    "up_bias": "blk.{}.ffn_up.bias",
+    "down_bias": "blk.{}.ffn_down.bias",
 }
-LAYER_TENSORS = {
-    "attn_norm": ("attn_norm.weight", ("hidden",)),
-    "q": ("attn_q.weight", ("q", "hidden")),
-    "k": ("attn_k.weight", ("kv", "hidden")),
-    "v": ("attn_v.weight", ("kv", "hidden")),
-    "o": ("attn_output.weight", ("hidden", "q")),
-    "ffn_norm": ("ffn_norm.weight", ("hidden",)),
-    "gate": ("ffn_gate.weight", ("ffn", "hidden")),
-    "up": ("ffn_up.weight", ("ffn", "hidden")),
-    "down": ("ffn_down.weight", ("hidden", "ffn")),
-}
-LAYER_BIASES = {
-    "q_bias": ("attn_q.bias", ("q",)),
-    "k_bias": ("attn_k.bias", ("kv",)),
-    "v_bias": ("attn_v.bias", ("kv",)),
-    "o_bias": ("attn_output.bias", ("hidden",)),
-    "gate_bias": ("ffn_gate.bias", ("ffn",)),
-    "up_bias": ("ffn_up.bias", ("ffn",)),
-    "down_bias": ("ffn_down.bias", ("hidden",)),
-}
-#: What no sane checkpoint exceeds; bounds every size before anything is allocated.
+#: What each pair's rotary frequency is divided by, for models with llama3 scaling.
+ROPE_FACTORS = "rope_freqs.weight"
 LIMITS = {
-    "block_count": 1024,
-    "embedding_length": 1 << 17,
-    "feed_forward_length": 1 << 20,
-    "attention.head_count": 1 << 12,
-    "attention.head_count_kv": 1 << 12,
-    "attention.key_length": 512,
-    "attention.value_length": 512,
-    "rope.dimension_count": 512,
-    "context_length": 1 << 24,
+    "block_count": SIZE_LIMITS["layers"],
+    "embedding_length": SIZE_LIMITS["hidden"],
+    "feed_forward_length": SIZE_LIMITS["ffn"],
+    "attention.head_count": SIZE_LIMITS["heads"],
+    "attention.head_count_kv": SIZE_LIMITS["heads"],
+    "attention.key_length": SIZE_LIMITS["head_dim"],
+    "attention.value_length": SIZE_LIMITS["head_dim"],
+    "rope.dimension_count": SIZE_LIMITS["head_dim"],
+    "context_length": SIZE_LIMITS["context"],
 }
 
 
-def sizes(spec: ModelSpec) -> dict[str, int]:
-    """The dimensions tensor shapes are made of."""
-    return {
-        "vocab": spec.vocab_size,
-        "hidden": spec.hidden_size,
-        "q": spec.n_heads * spec.head_dim,
-        "kv": spec.n_kv_heads * spec.head_dim,
-        "ffn": spec.ffn_size,
-    }
+def open_gguf(path: Path) -> Checkpoint:
+    """A GGUF file as a Checkpoint. Raises as GGUFFile and `read_spec` do, UnsupportedModel for a split file."""
+    file = GGUFFile(path)
+    try:
+        if (pieces := file.get("split.count", int, 1)) > 1:
+            raise UnsupportedModel(f"{path}: the checkpoint is split over {pieces} files; merge them")
+        spec = read_spec(file)
+    except BaseException:
+        file.close()
+        raise
+    names = {role: name for role, name in NAMES.items() if not (role == "output" and spec.tied_output)}
+    return Checkpoint(file, f"GGUF {file.version}", spec, names, optional=BIAS_ROLES, ignored=(ROPE_FACTORS,))
 
 
 def read_spec(file: GGUFFile) -> ModelSpec:
@@ -83,9 +86,7 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         ffn_size=_size(file, "feed_forward_length"),
         context=_size(file, "context_length"),
         norm_eps=_positive(file, "llama.attention.layer_norm_rms_epsilon"),
-        rope=RopeSpec(
-            theta=_positive(file, "llama.rope.freq_base", 10000.0), dim=_size(file, "rope.dimension_count", head_dim)
-        ),
+        rope=_rope(file, head_dim),
         layers=(AttentionSpec(),) * _size(file, "block_count"),
         tied_output="output.weight" not in file.tensors,
     )
@@ -95,19 +96,40 @@ def read_spec(file: GGUFFile) -> ModelSpec:
 
 
 def _refuse_variants(file: GGUFFile) -> None:
-    scaling = file.get("llama.rope.scaling.type", str, "none")
-    if scaling != "none":
-        raise UnsupportedModel(f"{file.path}: RoPE scaling {scaling!r:.80} is not supported")
-    for key in ("llama.rope.scaling.factor", "llama.rope.scale_linear"):
-        # A factor with no type beside it means linear scaling, the only kind that older files know.
-        if "llama.rope.scaling.type" not in file.metadata and file.get(key, float, 1.0) not in (0.0, 1.0):
-            raise UnsupportedModel(f"{file.path}: RoPE scaling ({key}) is not supported")
-    if "rope_freqs.weight" in file.tensors:
-        raise UnsupportedModel(f"{file.path}: RoPE scaling by factors (rope_freqs.weight) is not supported")
     if not file.get("llama.attention.causal", bool, True):
         raise UnsupportedModel(f"{file.path}: attention that is not causal is not supported")
     if file.get("llama.expert_count", int, 0):
         raise UnsupportedModel(f"{file.path}: mixture-of-experts layers are not supported")
+
+
+def _rope(file: GGUFFile, head_dim: int) -> RopeSpec:
+    dim = _size(file, "rope.dimension_count", head_dim)
+    theta = _positive(file, "llama.rope.freq_base", 10000.0)
+    # A factor with no type beside it means linear scaling, the only kind that older files know.
+    kind = file.get("llama.rope.scaling.type", str, "linear")
+    if kind not in ("none", "linear"):
+        raise UnsupportedModel(f"{file.path}: RoPE scaling {kind!r:.80} is not supported (linear is)")
+    if file.get("llama.rope.scaling.attn_factor", float, 1.0) != 1.0:
+        raise UnsupportedModel(
+            f"{file.path}: RoPE scaling of attention (llama.rope.scaling.attn_factor) is unsupported"
+        )
+    factor = 1.0
+    for key in ("llama.rope.scale_linear", "llama.rope.scaling.factor"):
+        # Writers put 0 for "no factor".
+        if kind == "linear" and file.get(key, float, 0.0) != 0.0:
+            factor = _positive(file, key)
+    return RopeSpec(theta, dim, factor, _rope_factors(file, dim // 2))
+
+
+def _rope_factors(file: GGUFFile, pairs: int) -> tuple[float, ...]:
+    info = file.tensors.get(ROPE_FACTORS)
+    if info is None:
+        return ()
+    if info.kind != "F32" or info.shape != (pairs,):
+        raise ModelFormatError(
+            f"{file.path}: tensor {ROPE_FACTORS} is {info.kind} of shape {info.shape}, expected F32 of ({pairs},)"
+        )
+    return tuple(float(factor) for factor in file.data(ROPE_FACTORS).view(np.float32))
 
 
 def _size(file: GGUFFile, name: str, default: int | None = None) -> int:

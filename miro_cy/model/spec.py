@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,14 +12,35 @@ KV_BYTES: dict[KVDtype, int] = {"fp16": 2, "fp32": 4}
 #: The attention kernel keeps a KV group's queries in one work item.
 MAX_GROUP = 64
 MAX_HEAD_DIM = 512
+#: What no sane checkpoint exceeds; bounds every size before anything is allocated.
+SIZE_LIMITS = {
+    "layers": 1024,
+    "hidden": 1 << 17,
+    "ffn": 1 << 20,
+    "heads": 1 << 12,
+    "head_dim": MAX_HEAD_DIM,
+    "context": 1 << 24,
+    "vocab": 1 << 24,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary embedding over the first `dim` dimensions of a head, on neighbouring pairs."""
+    """Rotary embedding over the first `dim` dimensions of a head, on neighbouring pairs.
+
+    factor: divides every position ("linear" scaling). factors: divide the frequency of each of the dim / 2 pairs
+    ("llama3" scaling, and what GGUF files call rope_freqs); empty for none.
+    """
 
     theta: float
     dim: int
+    factor: float = 1.0
+    factors: tuple[float, ...] = ()
+
+    @property
+    def scaling(self) -> str:
+        """The scaling's name: "none", "linear", "factors", or both of the last two."""
+        return "+".join([*["linear"] * (self.factor != 1), *["factors"] * bool(self.factors)]) or "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +90,8 @@ class ModelSpec:
             return f"head dimension {self.head_dim} is over {MAX_HEAD_DIM}"
         if self.rope.dim % 2 or not 0 < self.rope.dim <= self.head_dim:
             return f"rotary dimension {self.rope.dim} does not fit head dimension {self.head_dim}"
+        if not all(math.isfinite(f) and f > 0 for f in (self.rope.factor, *self.rope.factors)):
+            return "a RoPE scaling factor is not a positive number"
+        if self.rope.factors and len(self.rope.factors) != self.rope.dim // 2:
+            return f"{len(self.rope.factors)} RoPE factors for {self.rope.dim // 2} pairs"
         return None

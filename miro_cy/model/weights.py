@@ -9,10 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from miro_cy._kernels.weights import FORMATS, PackedWeights
-from miro_cy.errors import ModelFormatError, UnsupportedModel
-from miro_cy.formats.gguf import GGUFFile, TensorInfo
-from miro_cy.model.gguf_llama import LAYER_BIASES, LAYER_TENSORS, MODEL_TENSORS, sizes
-from miro_cy.model.spec import ModelSpec
+from miro_cy.errors import UnsupportedModel
+from miro_cy.model.checkpoint import Checkpoint, Part
 
 Vector = NDArray[np.float32]
 Progress = Callable[[int, int], None]
@@ -53,74 +51,55 @@ class Weights:
         return any(not m.is_float for m in self.matrices())
 
 
-class _Loader:
-    def __init__(self, file: GGUFFile, spec: ModelSpec, threads: int, progress: Progress | None) -> None:
-        self.file = file
-        self.dims = sizes(spec)
-        self.threads = threads
-        self.progress = progress
-        self.unread = set(file.tensors)
-
-    def matrix(self, name: str, dims: tuple[str, ...]) -> PackedWeights:
-        info = self.take(name, dims)
-        n, k = info.shape
-        if info.type.name not in FORMATS:
-            known = ", ".join(FORMATS)
-            raise UnsupportedModel(f"{self.file.path}: tensor {name} has type {info.type.name}; supported are {known}")
-        packed = PackedWeights(self.file.data(name), info.type.name, n, k, self.threads)
-        self.file.release(name)
-        self.report()
-        return packed
-
-    def vector(self, name: str, dims: tuple[str, ...]) -> Vector:
-        info = self.take(name, dims)
-        kind = {"F32": np.float32, "F16": np.float16}.get(info.type.name)
-        if kind is None:
-            raise UnsupportedModel(f"{self.file.path}: tensor {name} has type {info.type.name}; supported are F32, F16")
-        values = self.file.data(name).view(kind).astype(np.float32)
-        self.report()
-        return values
-
-    def take(self, name: str, dims: tuple[str, ...]) -> TensorInfo:
-        info = self.file.tensors.get(name)
-        if info is None:
-            raise ModelFormatError(f"{self.file.path}: tensor {name} is missing")
-        want = tuple(self.dims[d] for d in dims)
-        if info.shape != want:
-            raise ModelFormatError(f"{self.file.path}: tensor {name} has shape {info.shape}, expected {want}")
-        self.unread.discard(name)
-        return info
-
-    def report(self) -> None:
-        if self.progress is not None:
-            self.progress(len(self.file.tensors) - len(self.unread), len(self.file.tensors))
-
-    def layer(self, index: int) -> LayerWeights:
-        weights = LayerWeights()
-        for role, (name, dims) in LAYER_TENSORS.items():
-            full = f"blk.{index}.{name}"
-            if len(dims) == 2:
-                weights.matrices[role] = self.matrix(full, dims)
-            else:
-                weights.vectors[role] = self.vector(full, dims)
-        for role, (name, dims) in LAYER_BIASES.items():
-            full = f"blk.{index}.{name}"
-            if full in self.file.tensors:
-                weights.vectors[role] = self.vector(full, dims)
-        return weights
+def _matrix(checkpoint: Checkpoint, part: Part, threads: int) -> PackedWeights:
+    n, k = part.tensor.shape
+    packed = PackedWeights(checkpoint.data(part), part.tensor.kind, n, k, threads)
+    checkpoint.release(part)
+    return packed
 
 
-def load_weights(file: GGUFFile, spec: ModelSpec, *, threads: int = 1, progress: Progress | None = None) -> Weights:
-    """Pack all tensors of a llama GGUF file; memory beyond the packed form stays under one tensor.
+def _vector(checkpoint: Checkpoint, part: Part) -> Vector:
+    return VECTORS[part.tensor.kind](checkpoint.data(part))
+
+
+def _bfloat16(raw: NDArray[np.uint8]) -> Vector:
+    return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+#: Element types of norms and biases, and how their bytes become floats.
+VECTORS: dict[str, Callable[[NDArray[np.uint8]], Vector]] = {
+    "F32": lambda raw: raw.view(np.float32).copy(),
+    "F16": lambda raw: raw.view(np.float16).astype(np.float32),
+    "BF16": _bfloat16,
+}
+
+
+def unsupported(part: Part) -> str | None:
+    """Why this tensor cannot be packed, or None."""
+    known = FORMATS if part.is_matrix else VECTORS
+    if part.tensor.kind in known:
+        return None
+    return f"tensor {part.tensor.name} has type {part.tensor.kind}; supported are {', '.join(known)}"
+
+
+def load_weights(checkpoint: Checkpoint, *, threads: int = 1, progress: Progress | None = None) -> Weights:
+    """Pack all tensors of a checkpoint; memory beyond the packed form stays under one tensor.
 
     progress(done, total) counts tensors. Raises ModelFormatError naming a missing, extra or misshapen tensor, and
-    UnsupportedModel naming a tensor of a type that has no packed layout.
+    UnsupportedModel naming a tensor of a type that has no packed layout, both before anything is packed.
     """
-    loader = _Loader(file, spec, threads, progress)
-    embedding = loader.matrix(*MODEL_TENSORS["embedding"])
-    output = embedding if spec.tied_output else loader.matrix(*MODEL_TENSORS["output"])
-    norm = loader.vector(*MODEL_TENSORS["output_norm"])
-    layers = [loader.layer(i) for i in range(spec.n_layers)]
-    if loader.unread:
-        raise ModelFormatError(f"{file.path}: tensor {min(loader.unread)} is not part of a {spec.architecture} model")
-    return Weights(embedding, output, norm, layers)
+    parts = checkpoint.parts()
+    for problem in filter(None, map(unsupported, parts)):
+        raise UnsupportedModel(f"{checkpoint.path}: {problem}")
+    own = LayerWeights()
+    layers = [LayerWeights() for _ in range(checkpoint.spec.n_layers)]
+    for done, part in enumerate(parts, 1):
+        home = own if part.layer is None else layers[part.layer]
+        if part.is_matrix:
+            home.matrices[part.role] = _matrix(checkpoint, part, threads)
+        else:
+            home.vectors[part.role] = _vector(checkpoint, part)
+        if progress is not None:
+            progress(done, len(parts))
+    embedding = own.matrices["embedding"]
+    return Weights(embedding, own.matrices.get("output", embedding), own.vectors["output_norm"], layers)

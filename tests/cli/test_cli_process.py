@@ -169,7 +169,7 @@ sys.meta_path.insert(0, Missing())
 from miro_client.cli import main
 main(sys.argv[1:] or COMMAND)
 """
-    for command in (["run", "x"], ["pull", "smollm2"], ["serve", "--model", "m"]):
+    for command in (["run", "x"], ["pull", "smollm2"], ["serve", "--model", "m"], ["inspect", "m"]):
         with python(code.replace("COMMAND", repr(command))) as process:
             out, err = process.communicate()
         assert (process.returncode, out) == (1, b"")

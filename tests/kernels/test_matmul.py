@@ -29,6 +29,26 @@ def test_every_weight_survives_packing_bit_for_bit(rng, kind):
         np.testing.assert_array_equal(ops.embed(packed, rows, threads=2), w[rows])
 
 
+def test_every_bfloat16_is_widened_exactly(isa):
+    """All 65,536 of them, by the lookup and by the tiles: subnormals and signed zeros too."""
+    bits = np.arange(2**16, dtype=np.uint16)
+    finite = bits[np.isfinite(reference.bfloat16(bits.view(np.uint8)))]
+    n, k = 544, 120  # 65,280 of them are finite
+    raw = finite.reshape(-1)
+    assert raw.size == n * k
+    packed = PackedWeights(raw.view(np.uint8), "BF16", n, k)
+    want = reference.bfloat16(raw.view(np.uint8)).reshape(n, k)
+    got = ops.embed(packed, np.arange(n, dtype=np.int32))
+    np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
+    for at in (0, 1, 64, k - 1):
+        one = np.zeros((3, k), np.float32)
+        one[:, at] = 1
+        np.testing.assert_array_equal(ops.matmul(packed, one, False), np.tile(want[:, at], (3, 1)))
+    special = reference.bfloat16(np.array([0x7F80, 0xFF80, 0x7FC0], np.uint16).view(np.uint8))
+    packed = PackedWeights(np.array([0x7F80, 0xFF80, 0x7FC0], np.uint16).view(np.uint8), "BF16", 3, 1)
+    np.testing.assert_array_equal(ops.matmul(packed, np.ones((1, 1), np.float32), False)[0], special)
+
+
 @settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.parametrize(("kind", "fast"), MODES)

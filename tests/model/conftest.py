@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import runpy
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,15 +17,16 @@ from numpy.typing import NDArray
 from miro_cy._kernels import select
 from miro_cy.batch import BatchView
 from miro_cy.formats.ggml_types import GGMLType
-from miro_cy.formats.gguf import GGUFFile
+from miro_cy.formats.safetensors import INDEX, SafetensorsFolder
 from miro_cy.model.executor import CpuExecutor
-from miro_cy.model.gguf_llama import read_spec
+from miro_cy.model.opening import open_checkpoint
 from miro_cy.model.spec import ModelSpec
 from miro_cy.model.weights import Weights, load_weights
 
 TESTS = Path(__file__).parents[1]
 GOLDEN = TESTS / "data" / "golden"
 build_gguf = runpy.run_path(str(TESTS / "gguf_bytes.py"))["build_gguf"]
+build_safetensors = runpy.run_path(str(TESTS / "safetensors_bytes.py"))["build_safetensors"]
 
 F32 = NDArray[np.float32]
 #: slot, position of the first token, tokens, how many of the last ones' logits are wanted
@@ -123,6 +126,55 @@ def larger_checkpoint(tmp_path: Path) -> Checkpoint:
     return Checkpoint(tmp_path, hidden=512, heads=8, kv_heads=8, ffn=1024, vocab=2048)
 
 
+class Folder:
+    """A copy of a reference folder to take apart: `config`, and `tensors` as name -> (dtype, shape, bytes)."""
+
+    def __init__(self, source: Path, path: Path) -> None:
+        self.path = path
+        self.config = json.loads((source / "config.json").read_text())
+        self.generation: Any = json.loads((source / "generation_config.json").read_text())
+        stored = SafetensorsFolder(source)
+        self.tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = {
+            name: (info.kind, info.shape, stored.data(name).tobytes()) for name, info in stored.tensors.items()
+        }
+        stored.close()
+
+    def write(self, shards: int = 1) -> Path:
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir()
+        (self.path / "config.json").write_text(json.dumps(self.config))
+        if self.generation is not None:
+            (self.path / "generation_config.json").write_text(json.dumps(self.generation))
+        if shards == 1:
+            (self.path / "model.safetensors").write_bytes(build_safetensors(self.tensors))
+            return self.path
+        names = sorted(self.tensors)
+        places = {}
+        for i in range(shards):
+            file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
+            part = {name: self.tensors[name] for name in names[i::shards]}
+            (self.path / file).write_bytes(build_safetensors(part))
+            places |= dict.fromkeys(part, file)
+        (self.path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+        return self.path
+
+    def convert(self, dtype: str, change: Callable[[F32], NDArray[Any]]) -> None:
+        """Every tensor through `change`, which gives the new element type's bits."""
+        for name, (_, shape, raw) in self.tensors.items():
+            self.tensors[name] = (dtype, shape, change(np.frombuffer(raw, np.float32)).tobytes())
+
+
+@pytest.fixture
+def open_folder(golden_file: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Folder]:
+    """A copy of the reference folder hf/<name>."""
+    return lambda name: Folder(golden_file(f"hf/{name}/model.safetensors").parent, tmp_path / "model")
+
+
+@pytest.fixture
+def folder(open_folder: Callable[[str], Folder]) -> Folder:
+    return open_folder("llama")
+
+
 # --- the executor alone ------------------------------------------------------------------------------------------
 
 
@@ -180,9 +232,9 @@ def load_runner(golden_file: Callable[[str], Path]) -> Callable[..., Callable[..
     """load_runner(file) loads its weights for the build in use and gives what makes a Runner of them."""
 
     def load(name: str) -> Callable[..., Runner]:
-        with GGUFFile(golden_file(name)) as file:
-            spec = read_spec(file)
-            weights = load_weights(file, spec)
+        with open_checkpoint(golden_file(name)) as stored:
+            spec = stored.spec
+            weights = load_weights(stored)
         return lambda **settings: Runner(spec, weights, **settings)
 
     return load

@@ -22,6 +22,8 @@ CASES = [
     ("gguf/Q4_1.gguf", False, "fp32"),
     ("gguf/Q6_K.gguf", True, "fp16"),
     ("gguf/Q6_K.gguf", False, "fp16"),
+    ("gguf/BF16.gguf", False, "fp32"),
+    ("hf/llama3-rope/model-f32.gguf", False, "fp16"),
     ("hf/llama-odd/model-f32.gguf", False, "fp16"),
     ("hf/llama-odd/model-f32.gguf", False, "fp32"),
     ("hf/llama-tied-bias/model-f32.gguf", False, "fp32"),

@@ -10,8 +10,16 @@ import pytest
 
 from miro_cy import Engine, SamplingParams
 
-TYPES = ["F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q6_K"]
-MODELS = ["llama", "llama-tied-bias", "llama-mha-headdim", "llama-odd", "llama-headdim96"]
+TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q6_K"]
+MODELS = [
+    "llama",
+    "llama-tied-bias",
+    "llama-mha-headdim",
+    "llama-odd",
+    "llama-headdim96",
+    "llama3-rope",
+    "llama-linear-rope",
+]
 #: Largest error of a logit, in parts of the spread of all logits.
 TOLERANCE = 2e-3
 #: The same for int8 activations on these random weights, which forgive less than a trained model's.

@@ -14,8 +14,8 @@ import pytest
 from miro_cy import Engine
 from miro_cy.errors import ConfigError, ModelFormatError, ModelNotFound, UnsupportedModel
 from miro_cy.formats.ggml_types import GGMLType
-from miro_cy.formats.gguf import GGUFFile
-from miro_cy.model.gguf_llama import LIMITS, read_spec
+from miro_cy.model.gguf_llama import LIMITS
+from miro_cy.model.opening import open_checkpoint
 from miro_cy.model.weights import load_weights
 
 MIB = 2**20
@@ -46,21 +46,24 @@ def test_unknown_architecture(checkpoint: Any, name: str) -> None:
     refuse(checkpoint.write(), UnsupportedModel, f"architecture '{name}' is not supported")
 
 
-@pytest.mark.parametrize("kind", [GGMLType.BF16, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.IQ4_NL, GGMLType.I8])
+@pytest.mark.parametrize("kind", [GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.IQ4_NL, GGMLType.I8])
 @pytest.mark.parametrize("name", ["token_embd.weight", "blk.0.attn_k.weight"])
 def test_unsupported_type_of_a_matrix(checkpoint: Any, name: str, kind: GGMLType) -> None:
     checkpoint.tensors[name] = (checkpoint.tensors[name][0], kind)
-    refuse(checkpoint.write(), UnsupportedModel, f"tensor {name} has type {kind.name}; supported are F32, F16, Q8_0")
+    refuse(
+        checkpoint.write(), UnsupportedModel, f"tensor {name} has type {kind.name}; supported are F32, F16, BF16, Q8_0"
+    )
 
 
-@pytest.mark.parametrize("kind", [GGMLType.BF16, GGMLType.Q8_0])
+@pytest.mark.parametrize("kind", [GGMLType.I16, GGMLType.Q8_0])
 def test_unsupported_type_of_a_vector(checkpoint: Any, kind: GGMLType) -> None:
     checkpoint.tensors["blk.0.ffn_norm.weight"] = ((64,), kind)
     refuse(checkpoint.write(), UnsupportedModel, f"tensor blk.0.ffn_norm.weight has type {kind.name}")
 
 
-def test_half_precision_norms_load(checkpoint: Any) -> None:
-    checkpoint.tensors["output_norm.weight"] = ((64,), GGMLType.F16)
+@pytest.mark.parametrize("kind", [GGMLType.F16, GGMLType.BF16])
+def test_half_precision_norms_load(checkpoint: Any, kind: GGMLType) -> None:
+    checkpoint.tensors["output_norm.weight"] = ((64,), kind)
     with Engine.load(checkpoint.write(), threads=1) as engine:
         assert not engine.logits([1]).any()  # that norm's weights are zeros
 
@@ -83,7 +86,7 @@ def test_without_an_output_matrix_the_embedding_serves(checkpoint: Any) -> None:
 @pytest.mark.parametrize("name", ["blk.1.attn_q.weight", "blk.0.attn_q_norm.weight", "blk.0.ffn_gate_inp.weight", "x"])
 def test_extra_tensor(checkpoint: Any, name: str) -> None:
     checkpoint.tensors[name] = ((64, 64), GGMLType.F32)
-    refuse(checkpoint.write(), ModelFormatError, f"tensor {name} is not part of a llama model")
+    refuse(checkpoint.write(), ModelFormatError, f"tensor '{name}' is not part of a llama model")
 
 
 def test_each_shape_is_checked(checkpoint: Any) -> None:
@@ -107,9 +110,9 @@ def test_shapes_of_biases(checkpoint: Any, name: str) -> None:
     ("key", "value", "match"),
     [
         ("llama.rope.scaling.type", "yarn", "RoPE scaling 'yarn'"),
-        ("llama.rope.scaling.type", "linear", "RoPE scaling 'linear'"),
-        ("llama.rope.scaling.factor", 4.0, r"RoPE scaling \(llama.rope.scaling.factor\)"),
-        ("llama.rope.scale_linear", 2.0, r"RoPE scaling \(llama.rope.scale_linear\)"),
+        ("llama.rope.scaling.type", "longrope", "RoPE scaling 'longrope'"),
+        ("llama.rope.scaling.type", "", "RoPE scaling ''"),
+        ("llama.rope.scaling.attn_factor", 1.2, "attn_factor"),
         ("llama.expert_count", 8, "mixture-of-experts"),
         ("llama.attention.causal", False, "not causal"),
         ("llama.attention.value_length", 8, "different sizes"),
@@ -121,9 +124,42 @@ def test_unsupported_variants(checkpoint: Any, key: str, value: Any, match: str)
     refuse(checkpoint.write(), UnsupportedModel, match)
 
 
-def test_rope_factors_are_refused(checkpoint: Any) -> None:
-    checkpoint.tensors["rope_freqs.weight"] = ((8,), GGMLType.F32)
-    refuse(checkpoint.write(), UnsupportedModel, "RoPE scaling by factors")
+@pytest.mark.parametrize(
+    ("metadata", "factor"),
+    [
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}, 4.0),
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scale_linear": 2.0}, 2.0),
+        ({"llama.rope.scaling.type": "linear"}, 1.0),
+        ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}, 1.0),
+        ({"llama.rope.scaling.factor": 4.0, "llama.rope.scale_linear": 2.0}, 4.0),
+        ({"llama.rope.scale_linear": 2.0}, 2.0),
+        ({"llama.rope.scale_linear": 0.0}, 1.0),
+    ],
+)
+def test_linear_rope_scaling(checkpoint: Any, metadata: dict[str, Any], factor: float) -> None:
+    checkpoint.metadata |= metadata
+    with open_checkpoint(checkpoint.write()) as stored:
+        assert stored.spec.rope.factor == factor
+
+
+@pytest.mark.parametrize("factor", [-2.0, float("nan"), float("inf")])
+def test_impossible_rope_scaling(checkpoint: Any, factor: float) -> None:
+    checkpoint.metadata["llama.rope.scaling.factor"] = factor
+    refuse(checkpoint.write(), ModelFormatError, "llama.rope.scaling.factor must be a positive number")
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "match"),
+    [
+        ((8,), GGMLType.F16, "rope_freqs.weight is F16 of shape"),
+        ((7,), GGMLType.F32, r"expected F32 of \(8,\)"),
+        ((8, 1), GGMLType.F32, r"expected F32 of \(8,\)"),
+        ((8,), GGMLType.F32, "RoPE scaling factor is not a positive number"),  # a normal sample: some are negative
+    ],
+)
+def test_unsound_rope_factors(checkpoint: Any, shape: tuple[int, ...], kind: GGMLType, match: str) -> None:
+    checkpoint.tensors["rope_freqs.weight"] = (shape, kind)
+    refuse(checkpoint.write(), ModelFormatError, match)
 
 
 def test_keys_that_change_nothing_are_accepted(checkpoint: Any) -> None:
@@ -196,11 +232,10 @@ def test_a_vocabulary_larger_than_the_embedding(checkpoint: Any) -> None:
         "tokenizer.ggml.tokens": [chr(0x41 + i) for i in range(41)],
         "tokenizer.ggml.merges": [],
     }
-    refuse(checkpoint.write(), ModelFormatError, "41 tokens, token_embd.weight only 40 rows")
+    refuse(checkpoint.write(), ModelFormatError, "41 tokens, the embedding only 40 rows")
 
 
 def test_what_is_no_model_file(tmp_path: Path, golden_file: Callable[[str], Path]) -> None:
-    refuse(tmp_path, UnsupportedModel, "is a folder")
     refuse(tmp_path / "absent.gguf", ModelNotFound, "absent.gguf")
     text = tmp_path / "text.gguf"
     text.write_text("not a model" * 100)
@@ -262,20 +297,19 @@ def resident(path: Path) -> int:
 def test_file_pages_are_released_as_tensors_are_packed(larger_checkpoint: Any) -> None:
     path = larger_checkpoint.write()
     seen: list[int] = []
-    with GGUFFile(path) as file:
-        spec = read_spec(file)
-        load_weights(file, spec, progress=lambda *_: seen.append(resident(path)))
-        assert len(seen) == len(file.tensors)
+    with open_checkpoint(path) as stored:
+        load_weights(stored, progress=lambda *_: seen.append(resident(path)))
+        assert len(seen) == len(stored.source.tensors)
         # Each matrix is 1 to 4 MiB, all together 17; the kernel may map up to 2 MiB around a page that is read.
         assert max(seen) < 6 * MIB
-        assert file.data("token_embd.weight").any()  # and can be read again
+        assert stored.source.data("token_embd.weight").any()  # and can be read again
         assert resident(path) >= 3 * MIB
 
 
 def test_spec_of_a_file(checkpoint: Any) -> None:
-    with GGUFFile(checkpoint.write()) as file:
-        spec = read_spec(file)
-    assert dataclasses.astuple(spec.rope) == (10000.0, 16)
+    with open_checkpoint(checkpoint.write()) as stored:
+        spec = stored.spec
+    assert dataclasses.astuple(spec.rope) == (10000.0, 16, 1.0, ())
     assert (spec.n_layers, spec.vocab_size, spec.hidden_size, spec.ffn_size) == (1, 40, 64, 96)
     assert (spec.n_heads, spec.n_kv_heads, spec.head_dim, spec.context) == (4, 2, 16, 256)
     assert (spec.tied_output, spec.attention_scale) == (False, 0.25)

@@ -33,7 +33,13 @@ def engine_options(command: Any) -> Any:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--model", "-m", required=True, metavar="MODEL", help="A GGUF file, or the name of a pulled model.")
+@click.option(
+    "--model",
+    "-m",
+    required=True,
+    metavar="MODEL",
+    help="A GGUF file, a Hugging Face folder, or the name of a pulled model.",
+)
 @click.option("--bind", metavar="ENDPOINT", help="ipc:// endpoint [default: a socket only this user can reach].")
 @click.option("--grace-ms", type=click.IntRange(0), default=10_000, show_default=True, help="Time to finish at a stop.")
 @click.option(

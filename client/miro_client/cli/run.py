@@ -36,7 +36,9 @@ def load() -> click.Command:
       miro run --connect default --json "Hello" """,
 )
 @click.argument("prompt", required=False)
-@click.option("--model", metavar="M", help=f"Model file, or the name of a pulled model.  [default: {DEFAULT_MODEL}]")
+@click.option(
+    "--model", metavar="M", help=f"Model file or folder, or the name of a pulled model.  [default: {DEFAULT_MODEL}]"
+)
 @click.option("--connect", metavar="ENDPOINT", help="Ask a worker; 'default' is where miro serve listens unless told.")
 @click.option("--system", metavar="TEXT", help="System message, before the prompt.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as plain text, without the model's chat template.")

@@ -13,7 +13,7 @@ from cpython.pycapsule cimport PyCapsule_New
 
 cdef KernelTable TABLE
 TABLE.pack_f32 = pack_f32
-TABLE.pack_f16 = pack_f16
+TABLE.pack_16bit = pack_16bit
 TABLE.pack_q8_0 = pack_q8_0
 TABLE.pack_q4 = pack_q4
 TABLE.pack_q6_k = pack_q6_k

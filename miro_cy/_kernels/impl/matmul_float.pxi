@@ -1,4 +1,4 @@
-# y = x W^T with float activations: F32 and F16 panels directly, quantised ones through a float panel chunk in L1.
+# y = x W^T with float activations: F32, F16 and BF16 panels directly, quantised ones through a float panel chunk in L1.
 #
 # One chain of fused multiply-adds along k for each output, continued from y between chunks: the bits of a row depend on
 # neither the number of rows, nor the tile that computed it, nor the chunk length. Tiles of few rows keep the FMA units
@@ -13,6 +13,8 @@ cdef enum:
 cdef inline vf load_weight(const int dtype, const uint8_t* p, Py_ssize_t i) noexcept nogil:
     if dtype == LAYOUT_F32:
         return vf_load(<const float*>p + i)
+    if dtype == LAYOUT_BF16:
+        return vf_load_bf16(<const uint16_t*>p + i)
     return vf_load_f16(<const uint16_t*>p + i)
 
 
@@ -120,6 +122,8 @@ cdef void float_panels_direct(const PackedMatrix* w, Py_ssize_t p, int np, Float
     t.first = True
     if w.layout == LAYOUT_F32:
         float_chunk(LAYOUT_F32, np, t, m)
+    elif w.layout == LAYOUT_BF16:
+        float_chunk(LAYOUT_BF16, np, t, m)
     else:
         float_chunk(LAYOUT_F16, np, t, m)
 
@@ -167,7 +171,7 @@ cdef void matmul_f32(
             np = float_panels(rows)
             while np > end - p:
                 np >>= 1
-            if w.layout == LAYOUT_F32 or w.layout == LAYOUT_F16:
+            if is_float_layout(w.layout):
                 float_panels_direct(w, p, np, t, rows)
             else:
                 float_panels_quantised(w, p, np, t, rows, scratch)
@@ -184,6 +188,9 @@ cdef void embed_row(const PackedMatrix* w, Py_ssize_t row, float* x, float* scra
     elif w.layout == LAYOUT_F16:
         for k in range(w.k):
             x[k] = mi_f16_to_f32((<const uint16_t*>src)[k * PANEL + i])
+    elif w.layout == LAYOUT_BF16:
+        for k in range(w.k):
+            x[k] = mi_bf16_to_f32((<const uint16_t*>src)[k * PANEL + i])
     else:
         plane.scale = scratch + FLOAT_K * PANEL + FLOAT_K * PANEL // 4
         plane.minimum = plane.scale + FLOAT_K

@@ -17,7 +17,7 @@ cdef void pack_f32(
                 out[k * PANEL + i] = row[k]
 
 
-cdef void pack_f16(
+cdef void pack_16bit(
     PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, Py_ssize_t p0, Py_ssize_t p1,
 ) noexcept nogil:
     cdef Py_ssize_t p, i, k, rows

@@ -5,8 +5,8 @@ from libc.stdint cimport int8_t, int32_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from miro_cy._kernels.abi cimport (
-    KV_F16, KV_F32, KV_RANGE, KV_TILE, LAYOUT_F16, LAYOUT_F32, LAYOUT_Q4, LAYOUT_Q8, PANEL, QBLOCK, QGROUP,
-    Activations, AttentionParams, BatchRows, Candidate, KernelTable, KVCache, PackedMatrix,
+    KV_F16, KV_F32, KV_RANGE, KV_TILE, LAYOUT_BF16, LAYOUT_F16, LAYOUT_F32, LAYOUT_Q4, LAYOUT_Q8, PANEL, QBLOCK,
+    QGROUP, Activations, AttentionParams, BatchRows, Candidate, KernelTable, KVCache, PackedMatrix, is_float_layout,
 )
 
 cdef extern from "vec.h" nogil:
@@ -23,6 +23,7 @@ cdef extern from "vec.h" nogil:
     vf vf_zero()
     vf vf_fma(vf a, vf b, vf c)
     vf vf_load_f16(const uint16_t* p)
+    vf vf_load_bf16(const uint16_t* p)
     vf vf_from_int(vi x)
     vi vi_load(const void* p)
     void vi_store(void* p, vi v)
@@ -40,6 +41,7 @@ cdef extern from "vec.h" nogil:
     float mi_bits_to_float(uint32_t u)
     uint32_t mi_float_to_bits(float f)
     float mi_f16_to_f32(uint16_t h)
+    float mi_bf16_to_f32(uint16_t h)
     uint16_t mi_f32_to_f16(float f)
     void mi_prefetch(const void* p)
 

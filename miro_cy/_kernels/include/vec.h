@@ -1,9 +1,9 @@
 /* Vector types and the few primitives that the compiler's own vector code cannot express.
  *
  * vf and vi are GCC vector types as wide as the instruction set this file is compiled for; + - * on them work
- * everywhere. Bodies with intrinsics exist only for half conversion, fused multiply-add and int8 dot products; each has
- * a portable body beside it that gives the same result. The file is built with -ffp-contract=off: a multiply and an add
- * fuse where vf_fma or mi_fma says so, and nowhere else.
+ * everywhere. Bodies with intrinsics exist only for widening 16-bit floats, fused multiply-add and int8 dot products;
+ * each has a portable body beside it that gives the same result. The file is built with -ffp-contract=off: a multiply
+ * and an add fuse where vf_fma or mi_fma says so, and nowhere else.
  */
 #pragma once
 #include <math.h>
@@ -109,6 +109,23 @@ MI_INLINE vf vf_load_f16(const uint16_t *p) {
 #else
     vf r;
     for (int i = 0; i < MI_VL; i++) r[i] = mi_f16_to_f32(p[i]);
+    return r;
+#endif
+}
+
+/* bfloat16 is the upper half of a float: widening is a shift, exact for every input. */
+MI_INLINE float mi_bf16_to_f32(uint16_t h) { return mi_bits_to_float((uint32_t)h << 16); }
+
+MI_INLINE vf vf_load_bf16(const uint16_t *p) {
+#if MI_VL == 16
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+#elif defined(__AVX2__)
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#elif defined(__SSE2__)
+    return (vf)_mm_unpacklo_epi16(_mm_setzero_si128(), _mm_loadl_epi64((const __m128i *)p));
+#else
+    vf r;
+    for (int i = 0; i < MI_VL; i++) r[i] = mi_bf16_to_f32(p[i]);
     return r;
 #endif
 }

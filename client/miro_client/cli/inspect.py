@@ -1,0 +1,83 @@
+"""`miro inspect`: what a model is and what it takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from miro_client.cli.console import Failure, one_line
+
+if TYPE_CHECKING:
+    from miro_cy.inspect import ModelReport
+
+
+def load() -> click.Command:
+    return inspect
+
+
+@click.command(
+    epilog="""\b
+    Examples:
+      miro inspect smollm2
+      miro inspect ./Llama-3.2-1B --context 8192 --json""",
+)
+@click.argument("model")
+@click.option("--context", type=click.IntRange(1), metavar="N", help="Show the memory for N tokens, not the most.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def inspect(model: str, context: int | None, as_json: bool) -> None:
+    """Describe MODEL: a GGUF file, a Hugging Face folder, or the name of a pulled model.
+
+    Only headers are read. Memory is what the weights take once packed, and the KV cache of one context; the buffers of
+    a step come on top.
+    """
+    try:
+        from miro_cy.inspect import inspect_model
+    except ModuleNotFoundError as error:
+        if error.name != "miro_cy":
+            raise
+        raise Failure("miro inspect needs the engine: pip install miro-cy") from error
+    report = inspect_model(model, context)
+    if as_json:
+        click.echo(json.dumps(asdict(report), ensure_ascii=False).encode())
+        return
+    for label, text in _lines(report):
+        # Names come from the file: on a terminal they must stay on their line.
+        click.echo(f"{label:<18}{one_line(text)}")
+
+
+def _lines(report: ModelReport) -> Iterator[tuple[str, str]]:
+    r = report
+    yield "model", r.name
+    yield "path", r.path
+    yield "format", f"{r.format}, architecture {r.architecture}"
+    yield "parameters", f"{r.parameters:,} in {_size(r.bytes)}"
+    for kind, share in r.types.items():
+        percent = 100 * share.bytes / r.bytes
+        yield f"  {kind}", f"{share.tensors:,} tensors, {_size(share.bytes)} ({percent:.1f} %)"
+    yield "layers", f"{r.layers}, hidden size {r.hidden_size:,}, inner size {r.ffn_size:,}"
+    yield "heads", f"{r.heads} of {r.head_dim} dimensions, {r.kv_heads} for keys and values"
+    tied = ", output tied to the embedding" if r.tied_output else ""
+    yield "vocabulary", f"{r.vocab_size:,} tokens{tied}"
+    yield "tokenizer", r.tokenizer if r.tokenizer_supported else f"{r.tokenizer} (not supported: token ids only)"
+    yield "context", f"{r.max_context:,} tokens, RoPE base {r.rope_theta:,g}, scaling {r.rope_scaling}"
+    yield "KV cache", ", ".join(f"{n:,} bytes a token in {dtype}" for dtype, n in r.kv_bytes_per_token.items())
+    if r.problem is not None:
+        yield "unsupported", r.problem
+        return
+    yield "memory", f"at {r.context:,} tokens:"
+    for dtype, memory in r.memory.items():
+        default = " (default)" if dtype == r.kv_dtype else ""
+        parts = f"weights {_size(memory.weights)} + KV cache {_size(memory.kv)}"
+        yield f"  {dtype}{default}", f"{_size(memory.total)} = {parts}"
+
+
+def _size(n: int) -> str:
+    """Bytes for a person to read."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n >= scale:
+            return f"{n / scale:.1f} {unit}"
+    return f"{n} bytes"

@@ -1,0 +1,52 @@
+"""`miro inspect` on real, small models."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from miro_client.cli import main
+from miro_cy.inspect import inspect_model
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+FOLDER, FILE = str(GOLDEN / "hf" / "llama"), str(GOLDEN / "gguf" / "Q4_1.gguf")
+
+
+def test_table(runner: CliRunner) -> None:
+    result = runner.invoke(main, ["inspect", FILE, "--context", "256"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = {line[:18].strip(): line[18:] for line in result.stdout.splitlines()}
+    assert lines["format"] == "GGUF 3, architecture llama"
+    assert lines["heads"] == "4 of 64 dimensions, 2 for keys and values"
+    assert "Q4_1" in lines
+    assert lines["KV cache"] == "1,024 bytes a token in fp16, 2,048 bytes a token in fp32"
+    assert lines["memory"] == "at 256 tokens:"
+    assert lines["fp16 (default)"].endswith("+ KV cache 262.1 kB")
+
+
+def test_json(runner: CliRunner) -> None:
+    result = runner.invoke(main, ["inspect", FOLDER, "--json", "--context", "64"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == asdict(inspect_model(FOLDER, 64))
+
+
+def test_failures(runner: CliRunner, tmp_path: Path) -> None:
+    result = runner.invoke(main, ["inspect", FOLDER, "--context", "513"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "miro: error: context must be between 1 and the model's 512, not 513\n"
+    assert runner.invoke(main, ["inspect", str(tmp_path)]).exit_code == 1
+    assert runner.invoke(main, ["inspect", FOLDER, "--context", "0"]).exit_code == 2
+    assert runner.invoke(main, ["inspect"]).exit_code == 2
+
+
+def test_a_name_cannot_write_to_the_terminal(runner: CliRunner, tmp_path: Path) -> None:
+    path = tmp_path / "x\x1b]0;title\n.gguf"
+    shutil.copy(FILE, path)
+    result = runner.invoke(main, ["inspect", str(path)])
+    assert result.exit_code == 0
+    assert "\x1b" not in result.stdout
+    assert len([line for line in result.stdout.splitlines() if line.startswith("model")]) == 1

@@ -1,0 +1,97 @@
+"""`inspect_model` agrees with what loading the same model takes."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from miro_cy import Engine
+from miro_cy.errors import ConfigError, ModelFormatError, ModelNotFound, UnsupportedModel
+from miro_cy.inspect import TypeShare, inspect_model
+from miro_cy.model.opening import open_checkpoint
+from miro_cy.model.weights import load_weights
+
+GOLDEN = Path(__file__).parent / "data" / "golden"
+FILES = ["gguf/Q4_0.gguf", "gguf/Q4_1.gguf", "gguf/Q6_K.gguf", "hf/llama", "hf/llama-tied-bias", "hf/llama3-rope"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_memory_is_what_loading_takes(name: str) -> None:
+    report = inspect_model(GOLDEN / name)
+    with open_checkpoint(GOLDEN / name) as checkpoint:
+        weights = load_weights(checkpoint)
+        assert report.bytes == sum(tensor.nbytes for tensor in checkpoint.source.tensors.values())
+    vectors = [weights.output_norm, *(v for layer in weights.layers for v in layer.vectors.values())]
+    taken = weights.nbytes + sum(vector.nbytes for vector in vectors)
+    with Engine.load(GOLDEN / name, threads=1) as engine:
+        assert f"-{report.kv_dtype}-" in engine.fingerprint
+        assert (report.name, report.context) == (engine.name, engine.context)
+        assert report.memory[report.kv_dtype].kv == engine._parts.executor.kv_bytes
+    for dtype, memory in report.memory.items():
+        assert memory.weights == taken
+        assert memory.total == taken + memory.kv
+        assert memory.kv == report.kv_bytes_per_token[dtype] * report.context
+    assert sum(share.bytes for share in report.types.values()) == report.bytes
+    assert list(report.types.values()) == sorted(report.types.values(), key=lambda share: -share.bytes)
+
+
+def test_description_of_a_folder() -> None:
+    report = inspect_model(GOLDEN / "hf" / "llama3-rope", context=100)
+    assert asdict(report) | {"path": "", "rope_theta": 0} == {
+        "name": "llama3-rope",
+        "path": "",
+        "format": "safetensors",
+        "architecture": "llama",
+        "layers": 2,
+        "hidden_size": 64,
+        "ffn_size": 160,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 320,
+        "max_context": 512,
+        "rope_theta": 0,
+        "rope_scaling": "factors",
+        "tied_output": False,
+        "tokenizer": "none",
+        "tokenizer_supported": False,
+        "eos_ids": [2],
+        "parameters": 127296,
+        "bytes": 509184,
+        "types": {"F32": {"tensors": 21, "parameters": 127296, "bytes": 509184}},
+        "problem": None,
+        "kv_bytes_per_token": {"fp16": 256, "fp32": 512},
+        "context": 100,
+        "kv_dtype": "fp32",
+        "memory": {  # whole blocks of 32 tokens
+            "fp16": {"weights": 509184, "kv": 128 * 256, "total": 509184 + 128 * 256},
+            "fp32": {"weights": 509184, "kv": 128 * 512, "total": 509184 + 128 * 512},
+        },
+    }
+
+
+def test_types_that_cannot_be_packed_are_reported(reference_data: Path) -> None:
+    report = inspect_model(reference_data / "gguf" / "Q5_0.gguf")
+    assert report.problem is not None
+    assert "has type Q5_0" in report.problem
+    assert report.memory == {}
+    assert isinstance(report.types["Q5_0"], TypeShare)
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    for context in (0, -1, 513):
+        with pytest.raises(ConfigError) as caught:
+            inspect_model(GOLDEN / "hf" / "llama", context)
+        assert caught.value.field == "context"
+    with pytest.raises(ModelNotFound):
+        inspect_model(tmp_path / "absent")
+    with pytest.raises(ModelFormatError, match="folder"):
+        inspect_model(tmp_path)
+    folder = tmp_path / "model"
+    shutil.copytree(GOLDEN / "hf" / "llama", folder)
+    (folder / "config.json").write_text((folder / "config.json").read_text().replace('"llama"', '"mamba"'))
+    with pytest.raises(UnsupportedModel, match="mamba"):
+        inspect_model(folder)
