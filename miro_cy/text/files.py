@@ -21,13 +21,12 @@ def read_bytes(path: Path, limit: int) -> bytes:
         info = path.stat()  # before opening, as opening a named pipe would wait for its writer
         if not stat.S_ISREG(info.st_mode):
             raise ModelFormatError(f"{path} is not a file")
+        if info.st_size > limit:
+            raise ModelFormatError(f"{path} has {info.st_size} bytes; the limit is {limit}")
         with open(path, "rb") as file:
-            data = file.read(limit + 1)
+            return file.read(info.st_size)
     except OSError as error:
         raise ModelNotFound(f"cannot open {path}: {error.strerror}") from None
-    if len(data) > limit:
-        raise ModelFormatError(f"{path} has more than {limit} bytes")
-    return data
 
 
 def read_text(path: Path, limit: int) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from miro_cy.errors import BadField, ModelFormatError
+from miro_cy.errors import BadField, ModelFormatError, Unsupported
 from miro_cy.text.bytelevel import check_bytes, missing_bytes, piece_bytes
 from miro_cy.text.codec import Codec, Leading
 from miro_cy.text.files import MAX_TOKENS, read_bytes
@@ -67,8 +67,8 @@ class JsonCodec(Codec):
         kind = header.model.type or ""
         if kind not in ("BPE", "Unigram"):
             raise Unusable(f"{kind or '(no model type)'}")
-        self._decode_token, self.leading, bytelevel = _decoder(header.decoder)
         self._library = _guard(path, lambda: _load(data))
+        self._decode_token, self.leading, bytelevel = _decoder(header.decoder)
         known = {token.content: token for token in header.added_tokens}
         _guard(path, lambda: _add(self._library, path, [token for token in added if token.text not in known]))
         vocab: dict[str, int] = self._library.get_vocab(with_added_tokens=True)
@@ -78,8 +78,11 @@ class JsonCodec(Codec):
         decoder = self._library.get_added_tokens_decoder()
         self._added = {token_id: token.content.encode() for token_id, token in decoder.items()}
         self.skipped = frozenset(token_id for token_id, token in decoder.items() if token.special)
-        expressible = header.model.byte_fallback or header.model.unk_token is not None
-        self._missing = missing_bytes(vocab) if bytelevel and not expressible else frozenset()
+        model = header.model
+        expressible = kind == "Unigram" or model.byte_fallback or model.unk_token is not None
+        if not bytelevel and not expressible:  # the library would drop what no entry has
+            raise Unusable(f"{kind} with neither byte tokens nor an unknown token")
+        self._missing = frozenset() if expressible else missing_bytes(vocab)
         # A second one, as the setting is the tokenizer's and not the call's; made when first asked for.
         self._spelling: tokenizers.Tokenizer | None = None
 
@@ -109,7 +112,10 @@ class JsonCodec(Codec):
 
     def _spelled(self) -> tokenizers.Tokenizer:
         if self._spelling is None:
-            spelling = copy.deepcopy(self._library)
+            try:
+                spelling = copy.deepcopy(self._library)
+            except BaseException as error:
+                raise Unsupported(f"the model's tokenizer cannot spell special tokens: {_reason(error)}") from None
             spelling.encode_special_tokens = True
             self._spelling = spelling
         return self._spelling
