@@ -67,14 +67,16 @@ def _from_json(
 ) -> dict[str, int]:
     """Special tokens by name."""
     try:
-        codec = JsonCodec(path, added)
+        codec = JsonCodec(path, added, folder.names.values())
     except Unusable as error:
         folder.kind = f"tokenizer.json/{error}"
         return {}
-    folder.kind = f"tokenizer.json/{codec.header.model.type}"
+    folder.kind = f"tokenizer.json/{codec.model_type}"
     folder.codec, folder.vocab_size = codec, codec.vocab_size
     wanted = [*folder.names.values(), *(token.content for token in codec.header.added_tokens if token.special)]
     ids = {token: token_id for token in wanted if (token_id := codec.id_of(token)) is not None}
+    # What the settings say counts more than the post-processor, as in transformers 4 and in what writes GGUF files;
+    # transformers 5 asks the post-processor alone. It matters only where a folder contradicts itself.
     explicit = typed(config, "add_bos_token", bool, label)
     if explicit is None:
         folder.bos_id = codec.first_special()

@@ -33,7 +33,6 @@ class _Added(msgspec.Struct):
 
 
 class _Model(msgspec.Struct):
-    type: str | None = None
     byte_fallback: bool = False
     unk_token: str | None = None
 
@@ -54,34 +53,36 @@ class Unusable(Exception):
 class JsonCodec(Codec):
     """The codec of a `tokenizer.json`.
 
-    added: tokens that files beside it name. Raises ModelFormatError for a damaged file, Unusable for one with parts
-    that miro does not know.
+    added: tokens that files beside it add. named: those that they call special, as far as it has them. Raises
+    ModelFormatError for a damaged file, Unusable for one with parts that miro does not know.
     """
 
-    def __init__(self, path: Path, added: Iterable[Special]) -> None:
+    def __init__(self, path: Path, added: Iterable[Special], named: Iterable[str]) -> None:
         data = read_bytes(path, MAX_BYTES)
         self.header = header = _header(path, data)
         for token in header.added_tokens:
             if not 0 <= token.id < MAX_TOKENS:
                 raise ModelFormatError(f"{path}: added token {token.content!r:.80} has the id {token.id}")
-        kind = header.model.type or ""
-        if kind not in ("BPE", "Unigram"):
-            raise Unusable(f"{kind or '(no model type)'}")
         self._library = _guard(path, lambda: _load(data))
+        self.model_type = type(self._library.model).__name__  # older files do not say
+        if self.model_type not in ("BPE", "Unigram"):
+            raise Unusable(self.model_type)
         self._decode_token, self.leading, bytelevel = _decoder(header.decoder)
         known = {token.content: token for token in header.added_tokens}
         _guard(path, lambda: _add(self._library, path, [token for token in added if token.text not in known]))
+        special = {i for token in named if (i := self.id_of(token)) is not None}
+        _guard(path, lambda: self._library.add_special_tokens([self._library.id_to_token(i) for i in sorted(special)]))
         vocab: dict[str, int] = self._library.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
         if not 0 < self.vocab_size <= MAX_TOKENS:
             raise ModelFormatError(f"{path}: the vocabulary's ids must lie from 0 to {MAX_TOKENS - 1}")
         decoder = self._library.get_added_tokens_decoder()
         self._added = {token_id: token.content.encode() for token_id, token in decoder.items()}
-        self.skipped = frozenset(token_id for token_id, token in decoder.items() if token.special)
+        self.skipped = frozenset(token_id for token_id, token in decoder.items() if token.special) | special
         model = header.model
-        expressible = kind == "Unigram" or model.byte_fallback or model.unk_token is not None
+        expressible = self.model_type == "Unigram" or model.byte_fallback or bool(model.unk_token)
         if not bytelevel and not expressible:  # the library would drop what no entry has
-            raise Unusable(f"{kind} with neither byte tokens nor an unknown token")
+            raise Unusable(f"{self.model_type} with neither byte tokens nor an unknown token")
         self._missing = frozenset() if expressible else missing_bytes(vocab)
         # A second one, as the setting is the tokenizer's and not the call's; made when first asked for.
         self._spelling: tokenizers.Tokenizer | None = None

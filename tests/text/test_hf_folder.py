@@ -214,6 +214,11 @@ def test_metaspace_decoder_drops_the_spaces_of_the_first_piece(make: Callable[..
     assert make(**llama_parts(metaspace | {"prepend_scheme": "never"})).decode([262]) == " hi"
 
 
+def test_older_files_do_not_name_their_model(make: Callable[..., Tokenizer], tokenizer_json: Json) -> None:
+    model = {key: value for key, value in tokenizer_json()["model"].items() if key != "type"}
+    assert make(model=model).kind == "tokenizer.json/BPE"
+
+
 def test_dropout_is_not_for_prompts(make: Callable[..., Tokenizer]) -> None:
     tokenizer = make(**llama_parts(LLAMA_DECODER, dropout=0.9))
     assert {tuple(tokenizer.encode("hi hi hi hi")) for _ in range(20)} == {(262,) * 4}
