@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SPACE = "\u2581"
 #: Algorithms, as the protobuf numbers them.
 UNIGRAM, BPE = 1, 2
+#: The library takes unused pieces apart again, with a function that calls itself once for each merge.
+MAX_UNUSED_CHARS = 256
 _RESERVED = "\ue000miro:"
 
 
@@ -113,34 +115,35 @@ def _load(pieces: SentencePieces) -> sentencepiece.SentencePieceProcessor:
 
 
 def _model(pieces: SentencePieces) -> bytes:
-    """The protobuf: every entry at its id, then one that stands for what no entry can express.
-
-    Entries that the library must not find in a text (control tokens, duplicates) only keep their places.
-    """
-    byte_names = {f"<0x{byte:02X}>" for byte in range(256)}
-    bytes_found = {token for token, kind in zip(pieces.tokens, pieces.types, strict=True) if kind == TokenType.BYTE}
-    fallback = byte_names <= bytes_found
-    kept_kinds = {TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED} | (
-        {TokenType.BYTE} if fallback else set()
-    )
+    """The protobuf: every entry at its id, then one that stands for what no entry can express."""
+    names = {f"<0x{byte:02X}>" for byte in range(256)}
+    found = {token for token, kind in zip(pieces.tokens, pieces.types, strict=True) if kind == TokenType.BYTE}
+    fallback = names <= found
     seen: set[str] = set()
     out = bytearray()
-    for token_id, (token, kind, score) in enumerate(
-        zip(pieces.tokens, pieces.types, pieces.scores.tolist(), strict=True)
-    ):
+    for i, (token, kind) in enumerate(zip(pieces.tokens, pieces.types, strict=True)):
         if kind == TokenType.USER_DEFINED:
             token = token.replace(" ", SPACE)
-        # The library's tables end keys at a NUL. Byte names must be in capitals to be known.
-        usable = kind in kept_kinds and token and token not in seen and "\0" not in token
-        if not usable or (kind == TokenType.BYTE and token not in byte_names):
-            token, kind = f"{_RESERVED}{token_id}", TokenType.CONTROL
+        # Byte names must be in capitals to be known.
+        findable = token in names and fallback if kind == TokenType.BYTE else _findable(token, kind)
+        if not findable or token in seen:  # it only keeps its place
+            token, kind = f"{_RESERVED}{i}", TokenType.CONTROL
         seen.add(token)
-        out += _field(1, _piece(token, score, kind))
+        out += _field(1, _piece(token, float(pieces.scores[i]), kind))
     out += _field(1, _piece(f"{_RESERVED}unknown", 0.0, TokenType.UNKNOWN))
     out += _field(2, _number(3, pieces.algorithm) + _number(35, int(fallback)))
     # No character map; the space before a text is not the library's business (add_dummy_prefix).
     out += _field(3, _field(1, b"identity") + _number(3, 0) + _number(4, int(pieces.collapse)) + _number(5, 1))
     return bytes(out)
+
+
+def _findable(token: str, kind: int) -> bool:
+    """Whether the library may find an entry in a text. Its tables end keys at a NUL."""
+    if not token or "\0" in token:
+        return False
+    if kind == TokenType.UNUSED:
+        return len(token) <= MAX_UNUSED_CHARS
+    return kind in (TokenType.NORMAL, TokenType.USER_DEFINED)
 
 
 def _piece(token: str, score: float, kind: int) -> bytes:
