@@ -267,6 +267,18 @@ def test_templates_and_their_order(make: Callable[..., Tokenizer]) -> None:
         make().render(USER)
 
 
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("adds", [True, False])
+def test_bos_of_a_chat_is_the_one_its_template_writes(make: Callable[..., Tokenizer], writes: bool, adds: bool) -> None:
+    source = ("{{ bos_token }}" if writes else "") + "{% for m in messages %}{{ m.content }}{% endfor %}"
+    config = {"bos_token": "<s>", "add_bos_token": adds, "chat_template": source}
+    tokenizer = make({"tokenizer_config.json": config})
+    ids = tokenizer.encode(tokenizer.render(USER), add_special=False)
+    assert ids.count(BOS) == int(writes)
+    # Sent as a text, the same prompt gets no second one.
+    assert tokenizer.encode(tokenizer.render(USER)).count(BOS) == int(writes or adds)
+
+
 # --- files that are wrong ----------------------------------------------------------------------------------------
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -15,8 +15,11 @@ from typing import Any
 import pytest
 
 from miro_cy.errors import BadField
+from miro_cy.formats.gguf import GGUFFile
 from miro_cy.text import Tokenizer, load_tokenizer
+from miro_cy.text.bytelevel import ByteLevelBPE
 from miro_cy.text.template import ChatTemplate
+from miro_cy.text.vocabulary import read_merges, read_vocabulary
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -60,12 +63,12 @@ def outcome(render: Callable[[], str], error: type[Exception]) -> str | None:
         return None
 
 
-def reference(source: str, messages: list[dict[str, Any]], **options: Any) -> str | None:
+def reference(source: str, messages: list[dict[str, Any]], names: dict[str, str] = NAMES, **options: Any) -> str | None:
     from tokenizers import Tokenizer as Library
     from tokenizers import models
 
     library = Library(models.WordLevel(vocab={"<unk>": 0}, unk_token="<unk>"))
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=library, chat_template=source, **NAMES)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=library, chat_template=source, **names)
     return outcome(lambda: tokenizer.apply_chat_template(messages, tokenize=False, **options), Exception)
 
 
@@ -86,6 +89,19 @@ def test_templates_of_real_models(reference_data: Path, generation: bool) -> Non
         template = ChatTemplate(source, NAMES)
         found = outcome(lambda: template.render(messages, add_generation_prompt=generation), BadField)  # noqa: B023
         assert found == expected, f"{path.name}, {name}"
+
+
+@pytest.mark.parametrize("name", ["phi-3", "qwen2"])
+def test_templates_of_gguf_files(reference_data: Path, name: str) -> None:
+    path = reference_data / "vocab" / f"ggml-vocab-{name}.gguf"
+    tokenizer = load_tokenizer(path)
+    with GGUFFile(path) as file:
+        source = file.get("tokenizer.chat_template", str)
+        names = read_vocabulary(file).names
+    for label, messages in conversations():
+        expected = reference(source, messages, names, add_generation_prompt=True)
+        found = outcome(lambda: tokenizer.render(messages), BadField)  # noqa: B023
+        assert found == expected, label
 
 
 SOURCES = [
@@ -191,10 +207,6 @@ def test_sentencepiece_folder(make_folder: Files, reference_data: Path, tmp_path
 def test_large_folders(make_folder: Files, reference_data: Path) -> None:
     """Llama 3's and Qwen 2's vocabularies, written as transformers has them."""
     from tokenizers import AddedToken, decoders, processors
-
-    from miro_cy.formats.gguf import GGUFFile
-    from miro_cy.text.bytelevel import ByteLevelBPE
-    from miro_cy.text.vocabulary import read_merges, read_vocabulary
 
     for name, bos in (("llama-bpe", "<|begin_of_text|>"), ("qwen2", None)):
         with GGUFFile(reference_data / "vocab" / f"ggml-vocab-{name}.gguf") as file:
