@@ -5,16 +5,27 @@ Byte-level vocabularies write every byte as one printable character; `BYTES` map
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from miro_cy.errors import BadField, ModelFormatError
+from miro_cy.text.codec import SplittingCodec
+from miro_cy.text.vocabulary import TokenType, Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
 
+# How the two newer pre-tokenizers cut a text (Llama 3, Qwen 2): contractions, words with what joins them, digits (runs
+# of three, or one by one), punctuation with the line ends after it, white space. NUMBER stands for the difference.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|NUMBER| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_PATTERNS = {
+    "llama-bpe": _WORDS.replace("NUMBER", r"\p{N}{1,3}"),
+    "qwen2": _WORDS.replace("NUMBER", r"\p{N}"),
+}
 #: Pre-tokenizers (`tokenizer.ggml.pre`) that are implemented. A wrong one degrades answers unseen, hence no default.
-PRE_TOKENIZERS = ("gpt-2", "smollm")
+PRE_TOKENIZERS = ("gpt-2", "smollm", *_PATTERNS)
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -35,32 +46,52 @@ def piece_bytes(token: str) -> bytes:
         return b"".join(bytes([BYTES[char]]) if char in BYTES else char.encode() for char in token)
 
 
-class ByteLevelBPE:
-    """Plain text (no special tokens) to ids.
+def missing_bytes(vocab: Container[str]) -> frozenset[int]:
+    """The bytes that are no entry of a vocabulary."""
+    return frozenset(byte for char, byte in BYTES.items() if char not in vocab)
+
+
+def check_bytes(text: str, missing: frozenset[int]) -> None:
+    """Raises BadField when the UTF-8 of `text` has one of the bytes that the vocabulary lacks.
+
+    The library would drop them without a word.
+    """
+    if missing and not missing.isdisjoint(text.encode()):
+        lost = next(char for char in text if not missing.isdisjoint(char.encode()))
+        raise BadField(f"the model's vocabulary has no token for the character U+{ord(lost):04X}", field="prompt")
+
+
+class ByteLevelBPE(SplittingCodec):
+    """The codec of a GGUF file whose tokenizer model is "gpt2".
 
     Raises ModelFormatError when the merges do not fit the vocabulary.
     """
 
-    def __init__(self, tokens: Sequence[str], merges: Sequence[str], pre: str, label: str) -> None:
+    def __init__(self, vocabulary: Vocabulary, merges: Sequence[str]) -> None:
+        super().__init__(vocabulary.specials())
+        self._tokens = vocabulary.tokens
+        self._types = vocabulary.types
+        self.vocab_size = len(self._tokens)
         vocab: dict[str, int] = {}
-        for token_id, token in enumerate(tokens):
+        for token_id, token in enumerate(self._tokens):
             vocab.setdefault(token, token_id)
-        self._bpe = _build(vocab, _pairs(merges, vocab, label), pre, label)
-        missing = bytes(byte for char, byte in BYTES.items() if char not in vocab)
-        self._missing = frozenset(missing)
+        label = vocabulary.label
+        self._bpe = _build(vocab, _pairs(merges, vocab, label), vocabulary.pre or "", label)
+        self._missing = missing_bytes(vocab)
 
-    def encode(self, text: str, data: bytes) -> list[int]:
-        """Token ids of `text`, whose UTF-8 is `data`.
-
-        Raises BadField for a character that the vocabulary cannot express (byte-level vocabularies may lack rare bytes;
-        the library would drop them without a word).
-        """
-        if self._missing and not self._missing.isdisjoint(data):
-            lost = next(char for char in text if not self._missing.isdisjoint(char.encode()))
-            raise BadField(f"the model's vocabulary has no token for the character U+{ord(lost):04X}", field="prompt")
+    def encode_plain(self, text: str, *, first: bool) -> list[int]:
+        check_bytes(text, self._missing)
         # As a batch of one: the library holds the GIL in `encode`, and a long text would stall every other thread.
         ids: list[int] = self._bpe.encode_batch([text], add_special_tokens=False)[0].ids
         return ids
+
+    def piece(self, index: int) -> bytes:
+        kind = self._types[index]
+        if kind == TokenType.UNUSED:
+            return b""
+        token = self._tokens[index]
+        literal = kind in (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
+        return token.encode() if literal else piece_bytes(token)
 
 
 def _pairs(merges: Sequence[str], vocab: dict[str, int], label: str) -> list[tuple[str, str]]:
@@ -74,15 +105,20 @@ def _pairs(merges: Sequence[str], vocab: dict[str, int], label: str) -> list[tup
 
 
 def _build(vocab: dict[str, int], pairs: list[tuple[str, str]], pre: str, label: str) -> tokenizers.Tokenizer:
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
     try:
-        bpe = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
+        # Llama 3 takes a piece that is a token as it is, whatever its merges would make of it.
+        bpe = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre == "llama-bpe"))
     except Exception as error:  # the library raises bare Exception
         raise ModelFormatError(f"{label}: the BPE vocabulary is unusable: {error}") from None
-    # Both split by GPT-2's pattern; smollm first makes every digit a piece of its own.
-    splits: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
-    if pre == "smollm":
+    pattern = _PATTERNS.get(pre)
+    splits: list[pre_tokenizers.PreTokenizer] = [
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+    ]
+    if pattern is not None:
+        splits.insert(0, pre_tokenizers.Split(Regex(pattern), behavior="isolated"))
+    elif pre == "smollm":  # GPT-2's pattern, once every digit is a piece of its own
         splits.insert(0, pre_tokenizers.Digits(individual_digits=True))
     bpe.pre_tokenizer = pre_tokenizers.Sequence(splits)
     return bpe

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from miro_cy.errors import BadField, RequestError, Unsupported
+from miro_cy.text.messages import check_messages
 
 if TYPE_CHECKING:
     import jinja2
 
 MAX_TEMPLATE_CHARS = 256 * 1024
 MAX_PROMPT_CHARS = 8 * 1024 * 1024
-MAX_MESSAGES = 10_000
-_KEYS = frozenset({"role", "content"})
 
 
 class ChatTemplate:
@@ -73,29 +72,3 @@ class ChatTemplate:
                         f"the model's chat template is not valid: {reason:.300}", field="messages"
                     ) from None
             return self._compiled
-
-
-def check_messages(messages: object) -> list[dict[str, str]]:
-    """A copy of the messages, every one a role and a content. Raises BadField saying which is wrong."""
-    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
-        raise BadField(f"messages must be a list, not {messages!r:.80}", field="messages")
-    if not 1 <= len(messages) <= MAX_MESSAGES:
-        raise BadField(f"messages must hold 1 to {MAX_MESSAGES} messages, not {len(messages)}", field="messages")
-    return [_check_message(i, message) for i, message in enumerate(messages)]
-
-
-def _check_message(index: int, message: object) -> dict[str, str]:
-    if not isinstance(message, Mapping):
-        raise BadField(f"messages[{index}] must be a map, not {message!r:.80}", field="messages")
-    if set(message) != _KEYS:
-        keys = ", ".join(sorted(map(repr, message)))
-        raise BadField(f"messages[{index}] must have role and content, not {keys or 'nothing':.80}", field="messages")
-    for key in ("role", "content"):
-        value = message[key]
-        if not isinstance(value, str):
-            raise BadField(f"messages[{index}].{key} must be a string, not {value!r:.80}", field="messages")
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise BadField(f"messages[{index}].{key} is not valid Unicode", field="messages") from None
-    return {"role": message["role"], "content": message["content"]}

@@ -13,7 +13,8 @@ import pytest
 
 from miro_cy.errors import BadField, MiroError, Unsupported
 from miro_cy.text import Tokenizer, budget
-from miro_cy.text.template import MAX_MESSAGES, MAX_PROMPT_CHARS, MAX_TEMPLATE_CHARS, ChatTemplate
+from miro_cy.text.messages import MAX_MESSAGES
+from miro_cy.text.template import MAX_PROMPT_CHARS, MAX_TEMPLATE_CHARS, ChatTemplate
 
 Maker = Callable[..., Tokenizer]
 USER = [{"role": "user", "content": "hello"}]
