@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from miro_cy.text.stream import TextStream
-from miro_cy.text.tokenizer import Tokenizer, load_tokenizer, token_ids_only
+from miro_cy.text.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["TextStream", "Tokenizer", "load_tokenizer", "token_ids_only"]
+__all__ = ["TextStream", "Tokenizer", "load_tokenizer"]

@@ -107,25 +107,6 @@ class Identity:
     names: Mapping[str, str] = field(default_factory=dict)
 
 
-def token_ids_only(label: str, *, bos_id: int | None = None, eos_ids: Iterable[int] = ()) -> Tokenizer:
-    """The tokenizer of a model that comes without one: not supported, and knowing only which tokens end a text."""
-    return Tokenizer(
-        Vocabulary(
-            label=label,
-            model="none",
-            pre=None,
-            tokens=[],
-            types=[],
-            bos_id=bos_id,
-            eos_ids=frozenset(eos_ids),
-            add_bos=False,
-            template=None,
-            specials={},
-        ),
-        [],
-    )
-
-
 class Tokenizer:
     """Text to token ids and back. Immutable after construction; any number of threads may use it.
 

@@ -38,7 +38,7 @@ cdef enum:
 
 
 cdef inline void prefetch_block(const uint8_t* src, Py_ssize_t size) noexcept nogil:
-    """Ask for the bytes that will be unpacked some blocks from now: with few rows, a step waits for memory and little else."""
+    """Ask for bytes that will be unpacked some blocks from now: with few rows, a step mostly waits for memory."""
     cdef Py_ssize_t i
     for i in range(0, size, 64):
         mi_prefetch(src + PREFETCH + i)
