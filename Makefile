@@ -84,7 +84,7 @@ lint: $(VENV)/.required
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) build dist client/build .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find . -path ./.git -prune -o -name '*.egg-info' -prune -exec rm -rf {} +
 	find . -path ./.git -prune -o -name __pycache__ -prune -exec rm -rf {} +
 	find miro_cy -name '*.so' -delete

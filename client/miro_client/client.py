@@ -198,7 +198,7 @@ class Generation(Iterator[Chunk]):
     def result(self) -> Result:
         """The whole answer. Raises ConnectionLost if the iteration has not come to its end."""
         if not self._finished:
-            raise ConnectionLost("the answer is not complete")
+            raise ConnectionLost("the answer is not complete: it was closed, or not read to its end")
         return self._result
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -192,3 +193,16 @@ def test_pull_prints_the_path(runner: CliRunner, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(hub, "pull", lambda name, progress: tmp_path / name)
     result = runner.invoke(main, ["pull", "m"])
     assert (result.exit_code, result.stdout, result.stderr) == (0, f"{tmp_path / 'm'}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "temperature"),
+    [((), 0.0), (("--top-k", "5"), 1.0), (("--seed", "3"), 1.0), (("--seed", "3", "--temperature", "0"), 0.0)],
+)
+def test_asking_for_draws_is_not_greedy(arguments: tuple[str, ...], temperature: float) -> None:
+    from miro_client.cli.run import _question
+
+    command = main.get_command(click.Context(main), "run")
+    assert command is not None
+    context = command.make_context("run", ["x", *arguments])
+    assert _question("x", context.params).sampling["temperature"] == temperature

@@ -67,7 +67,7 @@ def test_errors_are_one_line(folder):
         (("--model", "fake", "--threads", "2", "--kv-memory", "1GiB", "--bind", "tcp://*:1"), "only ipc://"),
     ):
         done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=60)
-        assert done.returncode == 1
+        assert done.returncode in (1, 2)  # 2: the setting itself is wrong
         assert text in done.stderr
         assert "Traceback" not in done.stderr
 

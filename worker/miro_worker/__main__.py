@@ -58,14 +58,19 @@ def main(model: str, bind: str | None, grace_ms: int, log_level: str, **options:
     logging.basicConfig(
         stream=sys.stderr, level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    from miro_client.errors import MiroError
+    from miro_client.errors import ConfigError, MiroError
 
     try:
         # A server's share of memory, unless told otherwise; the engine's own default is one context.
         given = {name: value for name, value in options.items() if value is not None}
         code = serve(model, bind, grace_ms, {"kv_memory": "auto", **given})
+    except ConfigError as error:
+        raise click.UsageError(error.message) from None
     except MiroError as error:
         raise click.ClickException(error.message) from None
+    except Exception as error:
+        logging.getLogger("miro").debug("the worker failed", exc_info=True)
+        raise click.ClickException(f"internal error ({type(error).__name__}): {error}") from None
     logging.shutdown()
     if code:
         # A thread may still be inside the engine: neither close it nor wait for it.

@@ -16,7 +16,7 @@ import click
 
 from miro_client import __version__
 from miro_client.cli.console import Failure, flush_stdout, silence_stdout
-from miro_client.errors import MiroError
+from miro_client.errors import ConfigError, MiroError
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
@@ -62,8 +62,12 @@ class LazyGroup(click.Group):
             result = super().invoke(ctx)
             if sys.stdout is not None:
                 sys.stdout.flush()
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
+        except (Failure, click.UsageError, click.exceptions.Exit, click.Abort):
             raise
+        except click.ClickException as error:
+            raise Failure(error.message) from error
+        except ConfigError as error:  # a setting out of range is wrong usage, whoever found it
+            raise click.UsageError(str(error)) from error
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
         except BrokenPipeError:

@@ -43,7 +43,12 @@ def load() -> click.Command:
 @click.option("--system", metavar="TEXT", help="System message, before the prompt.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as plain text, without the model's chat template.")
 @click.option("--max-tokens", type=click.IntRange(1, 2**31 - 1), metavar="N", help="Most tokens.  [default: 512]")
-@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, metavar="T", help="0 (default) is greedy.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 2),
+    metavar="T",
+    help="0 is greedy.  [default: 0; 1 where --top-k, --top-p or --seed asks for draws]",
+)
 @click.option("--top-k", type=click.IntRange(-1, 2**31 - 1), metavar="K", help="Draw among the K likeliest tokens.")
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), metavar="P", help="Draw among the likeliest P.")
 @click.option("--seed", type=click.IntRange(-1, 2**64 - 1), metavar="N", help="Makes draws repeatable.")
@@ -109,6 +114,7 @@ def _question(prompt: str, options: dict[str, Any]) -> Question:
     from miro_client.cli.answers import Question
 
     sampling = {name: options[name] for name in ("temperature", "top_k", "top_p", "seed") if options[name] is not None}
+    sampling.setdefault("temperature", 1.0 if sampling else 0.0)  # who filters or seeds draws wants draws
     if options["stop"]:
         sampling["stop"] = [_valid("--stop", stop) for stop in options["stop"]]
     system = options["system"]
