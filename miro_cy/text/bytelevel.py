@@ -9,7 +9,7 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from miro_cy.errors import BadField, ModelFormatError
-from miro_cy.text.codec import SplittingCodec
+from miro_cy.text.codec import SplittingCodec, encode_released
 from miro_cy.text.vocabulary import TokenType, Vocabulary
 
 if TYPE_CHECKING:
@@ -81,9 +81,7 @@ class ByteLevelBPE(SplittingCodec):
 
     def encode_plain(self, text: str, *, first: bool) -> list[int]:
         check_bytes(text, self._missing)
-        # As a batch of one: the library holds the GIL in `encode`, and a long text would stall every other thread.
-        ids: list[int] = self._bpe.encode_batch([text], add_special_tokens=False)[0].ids
-        return ids
+        return encode_released(self._bpe, text)
 
     def piece(self, index: int) -> bytes:
         kind = self._types[index]

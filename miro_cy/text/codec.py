@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from miro_cy.text.specials import Special, Splitter
+
+if TYPE_CHECKING:
+    import tokenizers
+
+# For batches of one the library needs no thread pool of its own. It reads this at each call.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def encode_released(library: tokenizers.Tokenizer, text: str) -> list[int]:
+    """Token ids of a text, without special tokens of the library's adding.
+
+    As a batch of one: in `encode` the library holds the GIL, and a long text would stall every other thread.
+    """
+    ids: list[int] = library.encode_batch([text], add_special_tokens=False)[0].ids
+    return ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import msgspec
 
 from miro_cy.errors import BadField, ModelFormatError, Unsupported
 from miro_cy.text.bytelevel import check_bytes, missing_bytes, piece_bytes
-from miro_cy.text.codec import Codec, Leading
+from miro_cy.text.codec import Codec, Leading, encode_released
 from miro_cy.text.files import MAX_TOKENS, read_bytes
 from miro_cy.text.specials import Special
 from miro_cy.text.vocabulary import BYTE_PIECE
@@ -91,11 +91,9 @@ class JsonCodec(Codec):
         check_bytes(text, self._missing)
         library = self._library if parse_special else self._spelled()
         try:
-            # As a batch of one: `encode` holds the GIL, and a long text would stall every other thread.
-            ids: list[int] = library.encode_batch([text], add_special_tokens=False)[0].ids
+            return encode_released(library, text)
         except BaseException as error:
             raise BadField(f"the model's tokenizer cannot read this text: {_reason(error)}", field="prompt") from None
-        return ids
 
     def piece(self, index: int) -> bytes:
         if index in self._added:

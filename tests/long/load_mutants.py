@@ -24,15 +24,16 @@ SECONDS = 30
 #: Address space beyond what the process has before the first mutant; the largest file takes 3 MB.
 MEMORY = 256 * 2**20
 SETTINGS = {"threads": 1, "kv_memory": "1MiB", "max_num_seqs": 4}
+TEXT = "hello world, été 😀"
 GREEDY = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, logprobs=1)
 
 
 def answer(engine: Engine) -> list[int]:
-    """Two tokens after a chat where the model has a tokenizer, after token ids where not."""
+    """Two tokens after a chat where the model has a template, else after a text or token ids."""
     prompt: dict[str, object] = {"tokens": [1, 0, min(2, engine.vocab_size - 1)]}
-    if engine.tokenizer.supported:
-        prompt = {"messages": [{"role": "user", "content": "hello world, été 😀"}]}
-    result = engine.generate(prompt, GREEDY)
+    if engine.tokenizer.has_template:
+        prompt = {"messages": [{"role": "user", "content": TEXT}]}
+    result = engine.generate(TEXT if engine.tokenizer.supported and "tokens" in prompt else prompt, GREEDY)
     assert isinstance(result.text, str)
     assert result.finish_reason == "length"
     assert len(result.tokens) == 2
