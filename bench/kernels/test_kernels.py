@@ -20,7 +20,16 @@ def rows(m, k):
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 @pytest.mark.parametrize(
     ("kind", "fast"),
-    [("F32", False), ("F16", False), ("Q8_0", True), ("Q4_0", True), ("Q4_1", True), ("Q6_K", True), ("Q4_1", False)],
+    [
+        ("F32", False),
+        ("F16", False),
+        ("BF16", False),
+        ("Q8_0", True),
+        ("Q4_0", True),
+        ("Q4_1", True),
+        ("Q6_K", True),
+        ("Q4_1", False),
+    ],
 )
 def test_matmul(benchmark, kind, fast, n, k, m):
     if kind == "Q6_K" and k % 256:

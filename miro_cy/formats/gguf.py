@@ -20,7 +20,7 @@ import numpy.typing as npt
 from miro_cy.errors import ModelError, ModelFormatError, UnsupportedModel
 from miro_cy.formats.ggml_types import BY_ID, GGMLType
 from miro_cy.formats.gguf_header import MAX_NAME_BYTES, Cursor, Metadata, describe
-from miro_cy.formats.mapped import map_file, release_pages
+from miro_cy.formats.mapped import close_map, map_file, release_pages
 
 MAX_DIMS = 4
 MIN_ALIGNMENT, MAX_ALIGNMENT, DEFAULT_ALIGNMENT = 8, 2**20, 32
@@ -120,10 +120,7 @@ class GGUFFile:
     def close(self) -> None:
         """Close the file. Views handed out by `data` stay valid: the map goes when the last of them does."""
         self._closed = True
-        try:
-            self._map.close()
-        except BufferError:
-            return
+        close_map(self._map)
 
     def __enter__(self) -> GGUFFile:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -33,6 +34,12 @@ def map_file(path: Path, least: int, kind: str) -> mmap.mmap:
         raise ModelNotFound(f"cannot open {str(path)!r}: {error}") from None
     except OSError as error:
         raise ModelNotFound(f"cannot open {path}: {error.strerror}") from None
+
+
+def close_map(mapped: mmap.mmap) -> None:
+    """Close a map, or leave that to the last array that still shows a part of it."""
+    with contextlib.suppress(BufferError):
+        mapped.close()
 
 
 def release_pages(mapped: mmap.mmap, start: int, end: int) -> None:

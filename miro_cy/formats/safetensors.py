@@ -17,7 +17,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from miro_cy.errors import ModelError, ModelFormatError, ModelNotFound, UnsupportedModel
-from miro_cy.formats.mapped import map_file, parse_json, read_json, release_pages
+from miro_cy.formats.mapped import close_map, map_file, parse_json, read_json, release_pages
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -69,10 +69,7 @@ class SafetensorsFile:
     def close(self) -> None:
         """Close the file. Views handed out by `data` stay valid: the map goes when the last of them does."""
         self._closed = True
-        try:
-            self._map.close()
-        except BufferError:
-            return
+        close_map(self._map)
 
     def _info(self, name: str) -> StoredTensor:
         if self._closed:

@@ -314,3 +314,13 @@ def test_spec_of_a_file(checkpoint: Any) -> None:
     assert (spec.n_heads, spec.n_kv_heads, spec.head_dim, spec.context) == (4, 2, 16, 256)
     assert (spec.tied_output, spec.attention_scale) == (False, 0.25)
     assert (spec.kv_bytes_per_token("fp16"), spec.kv_bytes_per_token("fp32")) == (128, 256)
+
+
+def test_a_pool_beyond_free_memory_is_refused(
+    golden_file: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be touched at once, and the system would kill the process."""
+    monkeypatch.setattr("miro_cy.loading.available_memory", lambda: 2**20)
+    with pytest.raises(ConfigError, match="only 1048576 are free") as caught:
+        Engine.load(golden_file("gguf/Q4_0.gguf"), threads=1, kv_memory="2MiB")
+    assert caught.value.field == "kv_memory"
