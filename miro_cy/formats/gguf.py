@@ -67,6 +67,7 @@ class GGUFFile:
             n_pairs = cursor.count("number of metadata pairs", _MIN_PAIR)
             self._metadata = Metadata(cursor, n_pairs)
             self.tensors: dict[str, TensorInfo] = self._read_tensors(cursor, n_tensors)
+            release_pages(self._map, 0, cursor.pos)  # megabytes of vocabulary that weights alone do not need
         except BaseException:
             self.close()
             raise
