@@ -78,12 +78,12 @@ def load_parts(path_or_name: str | Path, config: EngineConfig, progress: Progres
         context = _context(checkpoint.spec, config)
         tokenizer = tokenizer_of(checkpoint)
         _check_vocabulary(path, tokenizer, checkpoint.spec)
+        digest = _digest(checkpoint.source.files)
     threads = config.threads or default_threads()
     _claim_threads(threads)
     trim_heap()
     with open_checkpoint(path) as checkpoint:  # again: the first one holds a GGUF file's decoded vocabulary
         weights = load_weights(checkpoint, threads=threads, progress=progress)
-        digest = _digest(checkpoint.source.files)
         return _assemble(checkpoint, weights, tokenizer, config, threads, context, digest)
 
 
