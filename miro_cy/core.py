@@ -119,6 +119,18 @@ class EngineCore:
         self._pending.append(self._end(seq, "cancelled"))
         return True
 
+    def warm_up(self, request: Request, max_new: int) -> None:
+        """Run a prepared request to its end and leave no trace of it. Only at rest; raises what ended it early."""
+        if self.has_work:
+            return
+        counts, steps = dict(self._counts), self._steps
+        self.add(request, max_new)
+        while self.has_work:
+            for event in self.step():
+                if event.error is not None:
+                    raise event.error
+        self._counts, self._steps = counts, steps
+
     @property
     def n_waiting(self) -> int:
         """Requests that wait for their turn."""

@@ -239,6 +239,38 @@ class Engine:
         """Counters and gauges: running, waiting, free_blocks, total_blocks, steps, last_step_age_ms, ..."""
         return {**self._parts.core.stats(), "threads": self._parts.executor.threads, "context": self.context}
 
+    def describe(self) -> dict[str, Any]:
+        """What is served, for whoever asks from outside: names, sizes, settings. Text and numbers only."""
+        parts, spec = self._parts, self._parts.spec
+        executor = parts.executor
+        return {
+            "name": parts.name,
+            "context": parts.context,
+            "fingerprint": parts.fingerprint,
+            "architecture": spec.architecture,
+            "vocab_size": spec.vocab_size,
+            "layers": spec.n_layers,
+            "compute": "fast" if executor.fast else "exact",
+            "kv_dtype": parts.kv_dtype,
+            "block_size": parts.config.block_size,
+            "capacity": parts.capacity,
+            "kv_bytes_per_token": spec.kv_bytes_per_token(parts.kv_dtype),
+            "weight_bytes": executor.weights.nbytes,
+            "threads": executor.threads,
+            "isa": parts.isa,
+            "text": parts.tokenizer.supported,
+        }
+
+    def warm_up(self) -> None:
+        """Generate one token and forget it, so that the first request finds memory and threads ready.
+
+        Does nothing while requests are live. Raises RequestError if the model cannot give one.
+        """
+        self._check_open()
+        length = min(1, self.context - 1)
+        request = self.prepare({"tokens": [0]}, SamplingParams(temperature=0, max_tokens=length, ignore_eos=True))
+        self._driver.manual(lambda core: core.warm_up(request, length))
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless free + cached + owned KV blocks = total."""
         self._driver.manual(EngineCore.check_integrity)

@@ -52,6 +52,8 @@ class Parts:
     name: str
     context: int
     capacity: int
+    kv_dtype: KVDtype
+    isa: str
     fingerprint: str
 
 
@@ -131,7 +133,8 @@ def _assemble(
         touch=config.kv_memory is not None,
     )
     core = EngineCore(executor, scheduler, pool, tokenizer, time.monotonic)
-    fingerprint = f"{digest}-{compute}-{kv_dtype}-{active_isa()}-{miro_cy.__version__}"
+    isa = active_isa()
+    fingerprint = f"{digest}-{compute}-{kv_dtype}-{isa}-{miro_cy.__version__}"
     capacity = n_blocks * config.block_size
     return Parts(
         core=core,
@@ -144,6 +147,8 @@ def _assemble(
         name=checkpoint.name,
         context=context,
         capacity=capacity,
+        kv_dtype=kv_dtype,
+        isa=isa,
         fingerprint=fingerprint,
     )
 

@@ -20,6 +20,16 @@ def default_endpoint() -> str:
     return f"ipc://{folder / 'miro.sock'}"
 
 
+def control_endpoint(endpoint: str) -> str:
+    """Where the worker of a data endpoint answers STATS, HEALTH and MODELS."""
+    return f"{endpoint}.control"
+
+
+def admin_endpoint(endpoint: str) -> str:
+    """Where the worker of a data endpoint takes DRAIN."""
+    return f"{endpoint}.admin"
+
+
 def check_endpoint(endpoint: object, *, field: str = "endpoint") -> None:
     """Raise ConfigError unless `endpoint` is text that ZeroMQ can take: a str of valid UTF-8, without NUL."""
     if not isinstance(endpoint, str):

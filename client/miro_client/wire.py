@@ -12,12 +12,12 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
-from miro_client.errors import BadField, BadFrame, BadVersion, RequestError, TooLarge, UnknownType
+from miro_client.errors import BadField, BadFrame, BadVersion, MiroError, RequestError, TooLarge, UnknownType
 
 PROTOCOL = b"MIRO1"
 MAJOR = 1
@@ -51,6 +51,7 @@ class Kind(IntEnum):
     STATS = 0x0B
     HEALTH = 0x0C
     MODELS = 0x0D
+    DRAIN = 0x0E
     WELCOME = 0x81
     ACCEPTED = 0x82
     CHUNK = 0x83
@@ -115,11 +116,32 @@ class Ping(_Request, kw_only=True):
     echo: Any = None
 
 
+class Stats(_Request, kw_only=True):
+    pass
+
+
+class Health(_Request, kw_only=True):
+    pass
+
+
+class Models(_Request, kw_only=True):
+    pass
+
+
+class Drain(_Request, kw_only=True):
+    """grace_ms: how long running requests may go on; None leaves it to the worker."""
+
+    grace_ms: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+
+
 # --- bodies, worker to client ----------------------------------------------------------------------------------
 
 
 class _Reply(Struct, omit_defaults=True):
     """Base of the reply bodies: unknown keys are ignored."""
+
+
+Answer = TypeVar("Answer", bound=_Reply)
 
 
 class Limits(_Reply, kw_only=True):
@@ -206,6 +228,100 @@ class Pong(_Reply, kw_only=True):
     echo: Any = None
 
 
+class StatsReply(_Reply, kw_only=True):
+    """Counters since the start, and gauges. Each GENERATE is in exactly one of live, ended, refused and abandoned.
+
+    requests: GENERATEs received; ended: by the reason of their END; refused: by the code of their ERROR; abandoned:
+    their connection was lost. errors: ERRORs to other messages, by code. preparing: prompts that wait to be tokenised.
+    dropped: replies that could not be delivered; strays: messages whose connection was gone.
+    resident_bytes: memory in use, 0 where unknown.
+    """
+
+    epoch: int
+    uptime_ms: float
+    messages: int = 0
+    requests: int = 0
+    live: int = 0
+    ended: dict[str, int] = {}
+    refused: dict[str, int] = {}
+    abandoned: int = 0
+    errors: dict[str, int] = {}
+    dropped: int = 0
+    strays: int = 0
+    peers: int = 0
+    preparing: int = 0
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = 0
+    cached_blocks: int = 0
+    total_blocks: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    last_step_age_ms: float = 0.0
+    resident_bytes: int = 0
+
+
+class HealthReply(_Reply, kw_only=True):
+    """status: starting (no token was generated yet), ok, stalled, draining or failed; ready: whether it is ok.
+
+    stalled_ms: how long the thread that is behind has been at one thing; 0 unless stalled.
+    """
+
+    status: str
+    ready: bool
+    epoch: int
+    uptime_ms: float
+    live: int = 0
+    last_step_age_ms: float = 0.0
+    stalled_ms: float = 0.0
+
+
+class ModelInfo(_Reply, kw_only=True):
+    """A model that is served; capacity: tokens that its KV cache holds."""
+
+    name: str
+    context: int
+    fingerprint: str
+    architecture: str = ""
+    vocab_size: int = 0
+    layers: int = 0
+    compute: str = ""
+    kv_dtype: str = ""
+    block_size: int = 0
+    capacity: int = 0
+    kv_bytes_per_token: int = 0
+    weight_bytes: int = 0
+    threads: int = 0
+    isa: str = ""
+    text: bool = True
+
+
+class ModelsReply(_Reply, kw_only=True):
+    models: list[ModelInfo] = []
+
+
+class DrainReply(_Reply, kw_only=True):
+    """live: requests that may still finish."""
+
+    live: int = 0
+
+
+class Result:
+    """The body of a RESULT, to be read as what the request asks for."""
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+
+    def read(self, kind: type[Answer]) -> Answer:
+        """Raises BadField when it is something else."""
+        try:
+            return msgspec.msgpack.decode(self.body, type=kind)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise BadField(f"a RESULT cannot be read as {kind.__name__}: {error!s:.200}") from None
+
+
 class Error(_Reply, kw_only=True):
     code: str
     message: str
@@ -214,8 +330,9 @@ class Error(_Reply, kw_only=True):
     supported: list[int] | None = None
 
 
-Request = Hello | Generate | Credit | Cancel | Ping
-Reply = Welcome | Accepted | Chunk | End | Pong | Error
+Request = Hello | Generate | Credit | Cancel | Ping | Stats | Health | Models | Drain
+Answers = StatsReply | HealthReply | ModelsReply | DrainReply
+Reply = Welcome | Accepted | Chunk | End | Pong | Error | Result
 
 _KINDS: dict[type[Struct], Kind] = {
     Hello: Kind.HELLO,
@@ -223,6 +340,10 @@ _KINDS: dict[type[Struct], Kind] = {
     Credit: Kind.CREDIT,
     Cancel: Kind.CANCEL,
     Ping: Kind.PING,
+    Stats: Kind.STATS,
+    Health: Kind.HEALTH,
+    Models: Kind.MODELS,
+    Drain: Kind.DRAIN,
     Welcome: Kind.WELCOME,
     Accepted: Kind.ACCEPTED,
     Chunk: Kind.CHUNK,
@@ -230,6 +351,8 @@ _KINDS: dict[type[Struct], Kind] = {
     Pong: Kind.PONG,
     Error: Kind.ERROR,
 }
+_RESULTS = (StatsReply, HealthReply, ModelsReply, DrainReply)
+REQUESTS = frozenset(kind for kind in _KINDS.values() if kind < Kind.WELCOME)
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(body) for body, kind in _KINDS.items()
 }
@@ -250,9 +373,12 @@ class Head(NamedTuple):
     error: RequestError | None = None
 
 
-def encode(request_id: bytes, body: Request | Reply) -> list[bytes]:
+def encode(request_id: bytes, body: Request | Reply | Answers) -> list[bytes]:
     """The four frames of a message."""
-    return [PROTOCOL, bytes((_KINDS[type(body)],)), request_id, _ENCODER.encode(body)]
+    if isinstance(body, Result):
+        return [PROTOCOL, bytes((Kind.RESULT,)), request_id, body.body]
+    kind = Kind.RESULT if isinstance(body, _RESULTS) else _KINDS[type(body)]
+    return [PROTOCOL, bytes((kind,)), request_id, _ENCODER.encode(body)]
 
 
 def split(frames: Sequence[bytes]) -> Head:
@@ -281,7 +407,7 @@ def split(frames: Sequence[bytes]) -> Head:
 
 def decode_request(kind: int, body: bytes) -> Request:
     """Decode a request body strictly. Raises BadField naming the field, BadFrame (no msgpack map) or TooLarge."""
-    if kind not in (Kind.HELLO, Kind.GENERATE, Kind.CREDIT, Kind.CANCEL, Kind.PING):
+    if kind not in REQUESTS:
         raise UnknownType(f"message type 0x{kind:02x} is not a request with a body")
     if kind != Kind.GENERATE and len(body) > MAX_SMALL_BODY_BYTES:
         raise TooLarge(f"the body of {Kind(kind).name} takes at most {MAX_SMALL_BODY_BYTES} bytes, got {len(body)}")
@@ -305,6 +431,8 @@ def decode_reply(frames: Sequence[bytes]) -> tuple[bytes, Reply]:
     if rest[0] != PROTOCOL:
         raise BadVersion(f"the worker speaks {rest[0][:16]!r}, not {PROTOCOL.decode()}")
     kind = rest[1][0]
+    if kind == Kind.RESULT:
+        return rest[2], Result(rest[3])
     if kind < 0x80 or kind not in _DECODERS:
         raise UnknownType(f"unknown reply type 0x{kind:02x}")
     try:
@@ -330,6 +458,17 @@ def _bad_field(error: msgspec.ValidationError) -> RequestError:
         return BadFrame(f"the body must be a msgpack map: {text:.200}")
     match = re.search(r"at `\$\.([^`]{1,80})", text) or re.search(r"field `([^`]{1,80})", text)
     return BadField(text[:300], field=match[1] if match else None)
+
+
+def error_body(error: MiroError) -> Error:
+    """The body of the ERROR that tells of it."""
+    return Error(
+        code=error.code,
+        message=error.message,
+        field=error.field,
+        retry_after_ms=error.retry_after_ms,
+        supported=[MAJOR] if isinstance(error, BadVersion) else None,
+    )
 
 
 # --- token ids -------------------------------------------------------------------------------------------------

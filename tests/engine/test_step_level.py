@@ -229,3 +229,37 @@ def test_stats_are_there_at_any_time(llama):
     assert 0 <= stats["last_step_age_ms"] < 60_000
     llama.abort(request)
     llama.step()
+
+
+def test_warming_up_leaves_no_trace(llama):
+    before = llama.stats()
+    llama.warm_up()
+    after = llama.stats()
+    for name in ("steps", "finished", "generated_tokens", "prompt_tokens", "free_blocks", "running", "waiting"):
+        assert after[name] == before[name], name
+    assert not llama.has_work
+
+
+def test_warming_up_disturbs_no_live_request(llama):
+    request = llama.add(Request({"tokens": [1, 2, 3]}, GREEDY))
+    llama.warm_up()
+    assert len(tokens_of(run(llama)[request])) == 8
+
+
+def test_warming_up_runs_the_model_and_tells_what_is_wrong_with_it(llama, steer):
+    steered = steer(llama)
+    llama.warm_up()
+    assert len(steered.views) == 1
+    steered.after = lambda _, logits: np.full_like(logits, np.nan)
+    with pytest.raises(NonFinite):
+        llama.warm_up()
+    assert not llama.has_work
+
+
+def test_what_is_served_is_described_in_text_and_numbers(llama):
+    about = llama.describe()
+    assert about["context"] == llama.context
+    assert about["fingerprint"].startswith(llama.fingerprint[:8])
+    assert about["capacity"] == llama.stats()["total_blocks"] * about["block_size"]
+    assert about["kv_dtype"] in about["fingerprint"]
+    assert {type(value) for value in about.values()} <= {str, int, bool}

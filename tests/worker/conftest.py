@@ -46,6 +46,7 @@ def serve(folder: Path, engine: FakeEngine) -> Iterator[Callable[..., Worker]]:
     yield start
     engine.gate.set()
     engine.text_gate.set()
+    engine.warm_gate.set()
     for worker in workers:
         worker.stop(0)
 

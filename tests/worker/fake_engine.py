@@ -64,6 +64,9 @@ class FakeEngine:
         self.gate.set()
         self.text_gate = threading.Event()
         self.text_gate.set()
+        self.warm_gate = threading.Event()
+        self.warm_gate.set()
+        self.warm_errors: deque[Exception] = deque()
         self.step_errors: deque[Exception] = deque()
         self.add_errors: deque[Exception] = deque()
         self.prepare_errors: deque[Exception] = deque()
@@ -145,6 +148,14 @@ class FakeEngine:
     def stats(self) -> dict[str, Any]:
         running = min(MAX_RUNNING, len(self._requests))
         return {"running": running, "waiting": len(self._requests) - running, "free_blocks": 100 - running}
+
+    def describe(self) -> dict[str, Any]:
+        return {"name": self.name, "context": self.context, "fingerprint": self.fingerprint}
+
+    def warm_up(self) -> None:
+        self.warm_gate.wait(30)
+        if self.warm_errors:
+            raise self.warm_errors.popleft()
 
     def close(self) -> None:
         self.closed = True

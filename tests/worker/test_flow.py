@@ -68,7 +68,8 @@ def test_a_client_that_never_reads_costs_only_itself(serve, raw, engine):
     assert text_of(good.until_end(request)) == answer(ids_of("good"), 500)[0]
     wait_until(lambda: not engine.has_work, "the deaf client's requests ended")
     delivery = worker._io._sessions.delivery
-    wait_until(lambda: delivery.dropped > 0 and not delivery.waiting, "what could not be delivered was dropped")
+    tally = worker._io._sessions.tally
+    wait_until(lambda: tally.dropped > 0 and not delivery.waiting, "what could not be delivered was dropped")
     assert good.until_end(good.generate("again", max_tokens=2))[-1].reason == "length"
 
 
@@ -100,7 +101,7 @@ def test_a_flood_of_pings_that_are_not_read_stays_bounded(serve, raw):
         deaf.send(wire.Ping(echo="x" * 1000))
     assert good.until_end(good.generate())[-1].reason == "length"
     delivery = worker._io._sessions.delivery
-    wait_until(lambda: delivery.dropped > 0 and not delivery.waiting, "the outbox was dropped")
+    wait_until(lambda: worker._io._sessions.tally.dropped > 0 and not delivery.waiting, "the outbox was dropped")
 
 
 def test_a_whole_answer_that_grows_too_large_is_refused(serve, raw, engine):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from miro_client import wire
-from miro_client.errors import BadField, Draining, QueueFull, RateLimited, Unsupported
+from miro_client.errors import BadField, Draining, QueueFull, Unsupported
 from miro_cy.sampling.params import SamplingParams
 from miro_worker.config import WorkerConfig
 from miro_worker.jobs import Job
@@ -36,14 +36,8 @@ class Admission:
         )
 
     def check_rate(self, peer: Peer) -> None:
-        """Count a message against the peer's token bucket. Raises RateLimited."""
-        now, rate = self._clock(), self._config.messages_per_second
-        peer.allowance = min(2.0 * rate, peer.allowance + (now - peer.allowance_at) * rate)
-        peer.allowance_at = now
-        if peer.allowance < 1.0:
-            wait_ms = int((1.0 - peer.allowance) / rate * 1e3) + 1
-            raise RateLimited(f"more than {rate} messages a second", retry_after_ms=wait_ms)
-        peer.allowance -= 1.0
+        """Count a message. Raises RateLimited."""
+        peer.count_message(self._config.messages_per_second, self._clock())
 
     def admit(self, peer: Peer, body: wire.Generate, *, delimited: bool, live: int, draining: bool) -> tuple[Job, int]:
         """The job of a GENERATE and the size of its prompt in bytes. Raises what is wrong with it, or in its way."""

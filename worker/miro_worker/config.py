@@ -24,6 +24,7 @@ class WorkerConfig:
     grace_ms: how long running requests may go on after a stop was asked for.
     linger_ms: how long the last messages may take to leave when the socket closes.
     retry_after_ms: advice given with queue_full.
+    stalled_ms: health goes red when a step, or the preparation of a prompt, has taken so long.
     """
 
     max_requests: int = 1024
@@ -38,6 +39,7 @@ class WorkerConfig:
     grace_ms: int = 10_000
     linger_ms: int = 1_000
     retry_after_ms: int = 500
+    stalled_ms: int = 30_000
 
     def __post_init__(self) -> None:
         for field in fields(self):

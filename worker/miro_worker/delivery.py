@@ -15,8 +15,9 @@ from collections.abc import Callable
 from miro_client import wire
 from miro_client.errors import MiroError, SlowClient
 from miro_worker.config import WorkerConfig
-from miro_worker.sockets import DataSocket, Peer, Sent
+from miro_worker.sockets import Peer, RouterSocket, Sent
 from miro_worker.streams import Stream
+from miro_worker.tally import Tally
 
 MIN_RETRY_S = 0.002
 MAX_RETRY_S = 0.2
@@ -27,31 +28,32 @@ class Delivery:
 
     def __init__(
         self,
-        socket: DataSocket,
+        socket: RouterSocket,
         config: WorkerConfig,
         clock: Callable[[], float],
         give_up: Callable[[Stream, MiroError], None],
+        tally: Tally,
     ) -> None:
         self._socket = socket
+        self._tally = tally
         self._config = config
         self._clock = clock
         self._give_up = give_up
         self._blocked: dict[Peer, None] = {}
         self._starved: dict[Stream, None] = {}
-        self.dropped = 0  # messages that could not be delivered
 
-    def post(self, peer: Peer, request_id: bytes, body: wire.Reply, *, delimited: bool) -> None:
+    def post(self, peer: Peer, request_id: bytes, body: wire.Reply | wire.Answers, *, delimited: bool) -> None:
         """Send a reply, or queue it behind the ones that wait."""
         frames = wire.encode(request_id, body)
         if delimited:
             frames.insert(0, b"")
         if peer.gone:
-            self.dropped += 1
+            self._tally.dropped += 1
             return
         if peer.blocked_since is None:
             sent = self._socket.send(peer, frames)
             if sent is not Sent.BLOCKED:
-                self.dropped += sent is Sent.GONE
+                self._tally.dropped += sent is Sent.GONE
                 return
             self._block(peer)
         peer.outbox.append(frames)
@@ -72,6 +74,7 @@ class Delivery:
         if stream.end is not None:
             self._starved.pop(stream, None)
             stream.close()
+            self._tally.ended[stream.end.reason] += 1
             self.post(stream.peer, stream.id, stream.end, delimited=stream.delimited)
 
     def add_credit(self, stream: Stream, credit: int) -> None:
@@ -85,7 +88,7 @@ class Delivery:
 
     def forget(self, peer: Peer) -> None:
         """The peer is gone: nothing of it stays here."""
-        self.dropped += len(peer.outbox)
+        self._tally.dropped += len(peer.outbox)
         self._unblock(peer)
         for stream in [stream for stream in self._starved if stream.peer is peer]:
             del self._starved[stream]
@@ -176,7 +179,7 @@ class Delivery:
 
     def _drop(self, peer: Peer) -> None:
         """Throw the outbox away. The connection stays: after a PING the client sees that its requests are not live."""
-        self.dropped += len(peer.outbox)
+        self._tally.dropped += len(peer.outbox)
         streams = list(peer.streams.values())
         self._unblock(peer)
         for stream in streams:

@@ -15,6 +15,8 @@ from miro_worker.sockets import Inbound, Peer
 log = logging.getLogger("miro.worker")
 
 HANDLED = frozenset((Kind.HELLO, Kind.GENERATE, Kind.CREDIT, Kind.CANCEL, Kind.PING))
+#: Where other requests belong, for those who knock at the wrong door.
+ELSEWHERE = {Kind.STATS: "control", Kind.HEALTH: "control", Kind.MODELS: "control", Kind.DRAIN: "admin"}
 #: These speak of a request; all others begin one.
 ABOUT_LIVE = frozenset((Kind.CREDIT, Kind.CANCEL))
 
@@ -22,19 +24,24 @@ ABOUT_LIVE = frozenset((Kind.CREDIT, Kind.CANCEL))
 class Dispatcher:
     """Handles messages one by one; each gets its answer or its ERROR.
 
-    welcome: the body of every WELCOME. state: the worker's figures for a PONG.
+    welcome: the body of every WELCOME. pong(live request ids, echo): the body of a PONG.
     """
 
-    def __init__(self, sessions: Sessions, *, welcome: wire.Welcome, state: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, sessions: Sessions, *, welcome: wire.Welcome, pong: Callable[[list[bytes], Any], wire.Pong]
+    ) -> None:
         self._sessions = sessions
         self._welcome = welcome
-        self._state = state
+        self._pong = pong
 
     def handle(self, inbound: Inbound) -> None:
         peer = inbound.peer
         if peer.gone:
             return
         head = wire.split(inbound.frames)
+        tally = self._sessions.tally
+        tally.messages += 1
+        tally.requests += head.kind == Kind.GENERATE
         try:
             if head.kind not in ABOUT_LIVE:
                 self._sessions.admission.check_rate(peer)
@@ -50,6 +57,8 @@ class Dispatcher:
     def _dispatch(self, peer: Peer, head: wire.Head) -> None:
         if head.kind >= 0x80:
             raise UnknownType(f"{Kind(head.kind).name} is a worker's message")
+        if head.kind in ELSEWHERE:
+            raise Unsupported(f"{Kind(head.kind).name} is answered on the {ELSEWHERE[Kind(head.kind)]} socket")
         if head.kind not in HANDLED:
             raise Unsupported(f"{Kind(head.kind).name} is not supported by this worker")
         if head.kind not in ABOUT_LIVE and head.id in peer.streams:
@@ -60,9 +69,9 @@ class Dispatcher:
         elif isinstance(body, wire.Hello):
             self._sessions.reply(peer, head.id, self._welcome, delimited=head.delimited)
         elif isinstance(body, wire.Ping):
-            pong = wire.Pong(epoch=self._welcome.epoch, live=list(peer.streams), echo=body.echo, **self._state())
+            pong = self._pong(list(peer.streams), body.echo)
             self._sessions.reply(peer, head.id, pong, delimited=head.delimited)
-        else:
+        elif isinstance(body, wire.Credit | wire.Cancel):
             self._about_live(peer, head, body)
 
     def _about_live(self, peer: Peer, head: wire.Head, body: wire.Credit | wire.Cancel) -> None:
@@ -78,6 +87,8 @@ class Dispatcher:
 
     def _refuse(self, peer: Peer, head: wire.Head, error: RequestError) -> None:
         # An ERROR that carried a live id would end that request for the client.
+        tally = self._sessions.tally
+        (tally.refused if head.kind == Kind.GENERATE else tally.errors)[error.code] += 1
         request_id = b"" if head.id in peer.streams else head.id
         if request_id and head.kind == Kind.GENERATE:
             peer.finish(request_id)  # its CANCEL may be under way, and gets no second answer

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import zmq
 
 from miro_client.errors import Restarted
+from miro_worker.control import Desk
 from miro_worker.dispatch import Dispatcher
 from miro_worker.jobs import Outcome
 from miro_worker.mailbox import Mailbox, Wakeup
 from miro_worker.sessions import Sessions
-from miro_worker.sockets import DataSocket
+from miro_worker.sockets import RouterSocket
 
 log = logging.getLogger("miro.worker")
 
@@ -23,13 +24,14 @@ CLOSING_TURNS = 16
 
 
 class IOLoop:
-    """Owns the data socket. `run` returns after `request_stop`, when every request has had its last message."""
+    """Owns the sockets. `run` returns after `request_stop`, when every request has had its last message."""
 
     def __init__(
         self,
-        socket: DataSocket,
+        socket: RouterSocket,
         sessions: Sessions,
         dispatcher: Dispatcher,
+        desks: Sequence[Desk],
         *,
         wakeup: Wakeup,
         outcomes: Mailbox[Outcome],
@@ -38,6 +40,7 @@ class IOLoop:
         self._socket = socket
         self._sessions = sessions
         self._dispatcher = dispatcher
+        self._desks = desks
         self._wakeup = wakeup
         self._outcomes = outcomes
         self._clock = clock
@@ -52,12 +55,14 @@ class IOLoop:
 
     def run(self) -> None:
         poller = zmq.Poller()
-        for source in (self._socket.router, self._socket.monitor, self._wakeup.fileno()):
-            poller.register(source, zmq.POLLIN)
+        poller.register(self._wakeup.fileno(), zmq.POLLIN)
+        for socket in (self._socket, *(desk.socket for desk in self._desks)):
+            poller.register(socket.router, zmq.POLLIN)
+            poller.register(socket.monitor, zmq.POLLIN)
         try:
             while not self._drained():
                 more = self._turn()
-                next_tend = self._sessions.delivery.tend()
+                next_tend = self._tend()
                 self._sessions.bury()
                 poller.poll(0 if more else self._timeout_ms(next_tend))
             for _ in range(CLOSING_TURNS):  # what has come in meanwhile is refused, not ignored
@@ -67,10 +72,15 @@ class IOLoop:
         finally:
             self._outcomes.close()
             self._socket.close()
+            for desk in self._desks:
+                desk.socket.close()
 
     def _turn(self) -> bool:
         """Take what waits; True if there may be more."""
         self._wakeup.clear()
+        more = False
+        for desk in self._desks:
+            more |= desk.turn()
         self._socket.refresh()
         self._sessions.bury()
         for outcome in self._outcomes.take(wait=False) or ():
@@ -78,10 +88,15 @@ class IOLoop:
         for _ in range(MESSAGES_A_TURN):
             inbound = self._socket.receive(self._clock())
             if inbound is None:
-                return self._socket.more
+                return more or self._socket.more
             self._sessions.bury()
             self._dispatcher.handle(inbound)
         return True
+
+    def _tend(self) -> float | None:
+        """Look after slow clients. Returns when to do so again (clock time), None for not at all."""
+        deliveries = [self._sessions.delivery, *(desk.delivery for desk in self._desks)]
+        return min((at for delivery in deliveries if (at := delivery.tend()) is not None), default=None)
 
     def _timeout_ms(self, next_tend: float | None) -> int | None:
         """How long to poll; None, for ever, when there is no time to wait for."""

@@ -17,8 +17,9 @@ from miro_worker.config import WorkerConfig
 from miro_worker.delivery import Delivery
 from miro_worker.jobs import Abort, Admitted, Job, Outcome, Prepared, Refused, Stepped
 from miro_worker.mailbox import Mailbox
-from miro_worker.sockets import DataSocket, Peer
+from miro_worker.sockets import Peer, RouterSocket
 from miro_worker.streams import Stream
+from miro_worker.tally import Tally
 
 log = logging.getLogger("miro.worker")
 
@@ -28,7 +29,7 @@ class Sessions:
 
     def __init__(
         self,
-        socket: DataSocket,
+        socket: RouterSocket,
         config: WorkerConfig,
         *,
         fingerprint: str,
@@ -42,13 +43,19 @@ class Sessions:
         self._texts = texts
         self._steps = steps
         self._jobs: dict[Job, Stream] = {}
+        self.tally = Tally()
         self.admission = Admission(config, clock)
-        self.delivery = Delivery(socket, config, clock, self.give_up)
+        self.delivery = Delivery(socket, config, clock, self.give_up, self.tally)
         self.draining = False
 
     def __len__(self) -> int:
         """Requests whose ending is not decided."""
         return len(self._jobs)
+
+    @property
+    def unanswered(self) -> int:
+        """Requests whose last message is not handed over: those, and the decided ones that wait for a slow client."""
+        return sum(len(peer.streams) for peer in self._socket.peers())
 
     # --- beginning ---
 
@@ -130,6 +137,7 @@ class Sessions:
             self.delivery.advance(stream)
         else:
             stream.close()
+            self.tally.refused[error.code] += 1
             self.reply_error(stream.peer, stream.id, error, delimited=stream.delimited)
 
     def end_all(self, error: MiroError) -> None:
@@ -143,6 +151,7 @@ class Sessions:
         for peer in self._socket.take_lost():
             for stream in peer.streams.values():
                 self._withdraw(stream)
+            self.tally.abandoned += len(peer.streams)
             peer.streams.clear()
             self.delivery.forget(peer)
 
@@ -160,11 +169,4 @@ class Sessions:
         self.delivery.post(peer, request_id, body, delimited=delimited)
 
     def reply_error(self, peer: Peer, request_id: bytes, error: MiroError, *, delimited: bool) -> None:
-        body = wire.Error(
-            code=error.code,
-            message=error.message,
-            field=error.field,
-            retry_after_ms=error.retry_after_ms,
-            supported=[wire.MAJOR] if error.code == "bad_version" else None,
-        )
-        self.reply(peer, request_id, body, delimited=delimited)
+        self.reply(peer, request_id, wire.error_body(error), delimited=delimited)

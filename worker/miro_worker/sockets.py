@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zmq
 
+from miro_client.errors import RateLimited
 from miro_worker.bind import IpcFile, bind_ipc
 from miro_worker.config import WorkerConfig
 
@@ -25,7 +26,6 @@ MAX_FINISHED = 256
 #: Messages ZeroMQ holds of one peer. Far above what a peer may send in a second, for a full queue is dangerous: a peer
 #: that then sends a ZMTP PING and leaves makes libzmq 4.3.5 abort the process. Not without limit, for memory's sake.
 RECEIVE_HWM = 100_000
-MONITOR = "inproc://miro-monitor"
 
 
 class Sent(Enum):
@@ -59,6 +59,15 @@ class Peer:
         self.allowance = allowance
         self.allowance_at = now
 
+    def count_message(self, rate: int, now: float) -> None:
+        """Count a message against the token bucket. Raises RateLimited."""
+        self.allowance = min(2.0 * rate, self.allowance + (now - self.allowance_at) * rate)
+        self.allowance_at = now
+        if self.allowance < 1.0:
+            wait_ms = int((1.0 - self.allowance) / rate * 1e3) + 1
+            raise RateLimited(f"more than {rate} messages a second", retry_after_ms=wait_ms)
+        self.allowance -= 1.0
+
     def finish(self, request_id: bytes) -> None:
         """Forget a request that is live, if it was; remember that there was one."""
         self.streams.pop(request_id, None)
@@ -73,7 +82,7 @@ class Inbound(NamedTuple):
     frames: list[bytes]
 
 
-class DataSocket:
+class RouterSocket:
     """ROUTER with MANDATORY and a monitor: messages come from, and go to, one certain connection.
 
     A routing id does not name a connection: a client chooses its own, and after a reconnection, or under another
@@ -97,11 +106,12 @@ class DataSocket:
         self.monitor = context.socket(zmq.PAIR)
         try:
             self._set_options()
-            self.router.monitor(MONITOR, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+            address = f"inproc://miro-monitor-{id(self)}"
+            self.router.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
             self.monitor.setsockopt(zmq.LINGER, 0)
             # Unlimited: at a high-water mark libzmq's own I/O thread would wait for this one.
             self.monitor.setsockopt(zmq.RCVHWM, 0)
-            self.monitor.connect(MONITOR)
+            self.monitor.connect(address)
             self.endpoint = bind_ipc(self.router, endpoint)
             self._file = IpcFile(self.endpoint)
         except BaseException:

@@ -30,6 +30,8 @@ class StepEngine(Preparer, Protocol):
     def context(self) -> int: ...
     @property
     def fingerprint(self) -> str: ...
+    def describe(self) -> dict[str, Any]: ...
+    def warm_up(self) -> None: ...
     def add(self, request: Request) -> int: ...
     def abort(self, request_id: int) -> bool: ...
     def step(self) -> list[Event]: ...
@@ -51,18 +53,21 @@ class StepLoop:
         outcomes: Mailbox[Outcome],
         *,
         on_fatal: Callable[[Exception], None],
+        on_warm: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._inbox = inbox
         self._outcomes = outcomes
         self._on_fatal = on_fatal
+        self._on_warm = on_warm
         self._clock = clock
         self._jobs: dict[int, Job] = {}
         self._ids: dict[Job, int] = {}
         self._failures = 0
         self._progress: float | None = None  # when the last step ended, None while idle
         self.snapshot: dict[str, Any] = engine.stats()
+        self.warm = False  # whether the engine has generated a token
 
     def step_age_ms(self) -> float:
         """Milliseconds since the last step ended; 0 when idle. What a watchdog looks at; any thread."""
@@ -70,6 +75,8 @@ class StepLoop:
         return 0.0 if progress is None else max(0.0, self._clock() - progress) * 1e3
 
     def run(self) -> None:
+        if not self._warm_up():
+            return
         must_step = False  # an abort's event comes with the next step, even if nothing else is to be done
         while True:
             idle = not must_step and not self._engine.has_work
@@ -86,6 +93,20 @@ class StepLoop:
                 if not self._step():
                     break
         self._close()
+
+    def _warm_up(self) -> bool:
+        """A first token, before anything is promised to anyone; False if there is none."""
+        self._progress = self._clock()
+        try:
+            self._engine.warm_up()
+            self.snapshot = self._engine.stats()
+        except Exception as error:
+            log.error("the engine cannot generate", exc_info=error)
+            self._on_fatal(error)
+            return False
+        self.warm = True
+        self._on_warm()
+        return True
 
     def _take(self, items: list[Prepared | Abort]) -> bool:
         """Add and abort; True if something was aborted."""

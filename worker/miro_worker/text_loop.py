@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from miro_client.errors import InternalError, MiroError, RequestError
@@ -34,17 +35,31 @@ class TextLoop:
     """Takes jobs in order, hands prepared ones to the step thread and errors to the I/O thread."""
 
     def __init__(
-        self, engine: Preparer, inbox: Mailbox[Job], steps: Mailbox[Prepared | Abort], outcomes: Mailbox[Outcome]
+        self,
+        engine: Preparer,
+        inbox: Mailbox[Job],
+        steps: Mailbox[Prepared | Abort],
+        outcomes: Mailbox[Outcome],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._inbox = inbox
         self._steps = steps
         self._outcomes = outcomes
+        self._clock = clock
+        self._began: float | None = None
+
+    def busy_ms(self) -> float:
+        """Milliseconds spent so far on the prompt in hand; 0 when there is none. Any thread."""
+        began = self._began
+        return 0.0 if began is None else max(0.0, self._clock() - began) * 1e3
 
     def run(self) -> None:
         while (jobs := self._inbox.take(wait=True, most=1)) is not None:
             for job in jobs:
+                self._began = self._clock()
                 self._prepare(job)
+                self._began = None
 
     def _prepare(self, job: Job) -> None:
         prompt = job.prompt  # read once: the I/O thread clears it on cancel

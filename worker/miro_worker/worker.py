@@ -16,14 +16,18 @@ from typing import Any, Self
 import zmq
 
 from miro_client import __version__, wire
+from miro_client.endpoint import admin_endpoint, control_endpoint
 from miro_client.errors import ConfigError
+from miro_client.wire import Kind
 from miro_worker.config import WorkerConfig
+from miro_worker.control import Desk
 from miro_worker.dispatch import Dispatcher
 from miro_worker.io_loop import IOLoop
 from miro_worker.jobs import Abort, Job, Outcome, Prepared
 from miro_worker.mailbox import Mailbox, Wakeup
+from miro_worker.reports import Reports
 from miro_worker.sessions import Sessions
-from miro_worker.sockets import DataSocket
+from miro_worker.sockets import RouterSocket
 from miro_worker.step_loop import StepEngine, StepLoop
 from miro_worker.text_loop import TextLoop
 
@@ -50,30 +54,37 @@ class Worker:
         self.config = config or WorkerConfig()
         self.error: BaseException | None = None  # what ended the worker, if it was not asked to stop
         self._context: zmq.Context[Any] | None = None
-        self._socket: DataSocket | None = None
+        self._sockets: list[RouterSocket] = []  # data, control, admin
         self._threads: dict[str, threading.Thread] = {}
         self._lock = threading.Lock()
         self._ended = Wakeup()  # set when the I/O thread is over
+        self._warm = Wakeup()  # set when the engine has generated its first token
 
     @property
     def endpoint(self) -> str:
         """Where it listens. Raises ConfigError before `start`."""
-        if self._socket is None:
+        if not self._sockets:
             raise ConfigError("the worker is not started")
-        return self._socket.endpoint
+        return self._sockets[0].endpoint
 
     def start(self) -> Self:
-        """Bind and begin to serve; clients can connect when it returns. Raises ConfigError if binding fails."""
+        """Bind and begin to serve; clients can connect when it returns. Raises ConfigError if binding fails.
+
+        Requests are served, and health is green, once the engine has generated a first token.
+        """
         if self._threads:
             raise ConfigError("a worker can be started only once")
         # One ZeroMQ thread: the order of monitor events and messages depends on it (sockets.py).
         self._context = zmq.Context(io_threads=1)
         try:
-            self._socket = DataSocket(self._context, self._bind, self.config)
+            self._open(self._context)
         except BaseException:
+            for socket in self._sockets:
+                socket.close()
+            self._sockets = []
             self._context.term()
             raise
-        self._build(self._socket)
+        self._build(*self._sockets)
         for name, run in (("io", self._io.run), ("text", self._text.run), ("step", self._step.run)):
             thread = threading.Thread(target=self._guard, args=(name, run), name=f"miro-{name}", daemon=True)
             self._threads[name] = thread
@@ -81,32 +92,53 @@ class Worker:
             thread.start()
         return self
 
-    def _build(self, socket: DataSocket) -> None:
-        config, wakeup = self.config, Wakeup()
+    def _open(self, context: zmq.Context[Any]) -> None:
+        self._sockets.append(RouterSocket(context, self._bind, self.config))
+        for endpoint in (control_endpoint(self.endpoint), admin_endpoint(self.endpoint)):
+            self._sockets.append(RouterSocket(context, endpoint, self.config))
+
+    def _build(self, data: RouterSocket, control: RouterSocket, admin: RouterSocket) -> None:
+        config, wakeup, clock, engine = self.config, Wakeup(), time.monotonic, self._engine
         outcomes: Mailbox[Outcome] = Mailbox(MAX_OUTCOMES, wakeup.set)
         self._texts: Mailbox[Job] = Mailbox(config.max_requests)
         self._steps: Mailbox[Prepared | Abort] = Mailbox(config.max_requests)
-        self._text = TextLoop(self._engine, self._texts, self._steps, outcomes)
-        self._step = StepLoop(self._engine, self._steps, outcomes, on_fatal=self._fail)
+        self._text = TextLoop(engine, self._texts, self._steps, outcomes)
+        self._step = StepLoop(engine, self._steps, outcomes, on_fatal=self._fail, on_warm=self._warm.set)
         sessions = Sessions(
-            socket,
-            config,
-            fingerprint=self._engine.fingerprint,
-            texts=self._texts,
-            steps=self._steps,
-            clock=time.monotonic,
+            data, config, fingerprint=engine.fingerprint, texts=self._texts, steps=self._steps, clock=clock
         )
         welcome = wire.Welcome(
             minor=wire.MINOR,
             server=f"miro {__version__}",
-            model=self._engine.name,
-            context=self._engine.context,
+            model=engine.name,
+            context=engine.context,
             limits=sessions.admission.limits,
             epoch=int.from_bytes(os.urandom(8)) >> 11,  # 53 bits: exact in JavaScript too
-            fingerprint=self._engine.fingerprint,
+            fingerprint=engine.fingerprint,
         )
-        dispatcher = Dispatcher(sessions, welcome=welcome, state=self._state)
-        self._io = IOLoop(socket, sessions, dispatcher, wakeup=wakeup, outcomes=outcomes)
+        self._reports = Reports(
+            config,
+            welcome.epoch,
+            wire.ModelsReply(models=[wire.ModelInfo(**engine.describe())]),
+            sessions=sessions,
+            socket=data,
+            text=self._text,
+            step=self._step,
+            texts=self._texts,
+            steps=self._steps,
+        )
+        dispatcher = Dispatcher(sessions, welcome=welcome, pong=self._reports.pong)
+        answers = self._reports.answers()
+        desks = [
+            Desk("control", control, config, sessions.tally, clock, answers),
+            Desk("admin", admin, config, sessions.tally, clock, {**answers, Kind.DRAIN: self._drain}),
+        ]
+        self._io = IOLoop(data, sessions, dispatcher, desks, wakeup=wakeup, outcomes=outcomes)
+
+    def _drain(self, body: wire.Request) -> wire.DrainReply:
+        live = self._reports.stats().live
+        self.request_stop(body.grace_ms if isinstance(body, wire.Drain) else None)
+        return wire.DrainReply(live=live)
 
     def request_stop(self, grace_ms: int | None = None) -> None:
         """Begin to drain and return at once. Safe in a signal handler. A second call can only shorten the grace."""
@@ -135,7 +167,9 @@ class Worker:
         return True
 
     def run(self, on_ready: Callable[[], None] | None = None) -> int:
-        """Start, serve until SIGTERM or SIGINT, stop. A second signal ends the grace time. Main thread only.
+        """Start, serve until SIGTERM, SIGINT or DRAIN, stop. A second signal ends the grace time. Main thread only.
+
+        on_ready is called once the engine has generated a first token.
 
         Returns the exit code: 0 after a clean stop, 1 if the engine failed or hung.
         """
@@ -154,14 +188,16 @@ class Worker:
             self.start()
             if signals:  # one that came before there was anything to stop
                 self.request_stop(None)
-            if on_ready is not None:
-                on_ready()
+            waiting = on_ready is not None
             while not self.join(0):
-                select.select([reader, self._ended.fileno()], [], [])
+                select.select([reader, self._ended.fileno(), *[self._warm.fileno()] * waiting], [], [])
                 with contextlib.suppress(BlockingIOError):
                     os.read(reader, 4096)
                 if self._ended.is_set:
                     self.join()
+                elif waiting and on_ready is not None and self._warm.is_set:
+                    waiting = False
+                    on_ready()
             clean = self.stop(0)
         finally:
             for number, handler in previous.items():
@@ -178,16 +214,6 @@ class Worker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-    def _state(self) -> dict[str, Any]:
-        """The figures of a PONG, from the engine's last snapshot: a PING never waits for a step."""
-        stats = self._step.snapshot
-        return {
-            "running": int(stats.get("running", 0)),
-            "waiting": int(stats.get("waiting", 0)) + len(self._texts) + len(self._steps),
-            "free_blocks": int(stats.get("free_blocks", 0)),
-            "last_step_age_ms": self._step.step_age_ms(),
-        }
 
     def _close(self) -> bool:
         """After the I/O thread: let the other threads go, free the sockets' context."""
@@ -208,6 +234,7 @@ class Worker:
 
     def _fail(self, error: BaseException) -> None:
         self.error = self.error or error
+        self._reports.failed = True
         self._io.request_stop(0.0)
 
     def _guard(self, name: str, run: Callable[[], None]) -> None:
