@@ -1,10 +1,5 @@
 """The whole path with the real model: clients, sockets, worker, engine."""
 
-import random
-import signal
-import subprocess
-import sys
-import threading
 import time
 
 import pytest
@@ -14,17 +9,6 @@ from miro_cy import Engine, SamplingParams
 from miro_worker import Worker
 
 DEADLINE_S = 120
-CLIENTS = 16
-
-VICTIM = """
-import sys
-from miro_client import Client
-stream = Client(sys.argv[1]).generate("Once upon a time", max_tokens=2000, temperature=0, ignore_eos=True)
-next(stream)
-print("streaming", flush=True)
-for _ in stream:
-    pass
-"""
 
 
 @pytest.fixture(scope="module")
@@ -55,48 +39,6 @@ def ask(i):
     prompt = {"messages": [{"role": "user", "content": story}]} if i % 3 == 0 else {"prompt": story}
     sampling = {"max_tokens": 12 + i, "temperature": 0.0 if i % 2 else 0.8, "top_p": 0.95, "seed": i}
     return prompt, sampling
-
-
-def test_sixteen_clients_at_once_some_cancelled_one_killed(engine, worker):
-    """Everyone who stays gets the text they get alone; the pool is whole afterwards."""
-    cancelled = {3, 7, 11, 15}
-    texts, problems = {}, []
-
-    def one(i):
-        prompt, sampling = ask(i)
-        wait = random.Random(i).randint(0, 6)
-        try:
-            with Client(worker.endpoint, timeout=DEADLINE_S) as client:
-                stream = client.generate(**prompt, **sampling)
-                pieces = []
-                for chunk in stream:
-                    pieces.append(chunk.text)
-                    if i in cancelled and len(pieces) > wait:
-                        stream.close()
-                        return
-                texts[i] = "".join(pieces), stream.result.finish_reason, stream.result.usage.completion_tokens
-        except Exception as error:
-            problems.append((i, error))
-
-    command = [sys.executable, "-c", VICTIM, worker.endpoint]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as victim:
-        assert victim.stdout.readline() == "streaming\n"
-        threads = [threading.Thread(target=one, args=(i,)) for i in range(CLIENTS)]
-        for thread in threads:
-            thread.start()
-        victim.send_signal(signal.SIGKILL)
-        for thread in threads:
-            thread.join(DEADLINE_S)
-            assert not thread.is_alive()
-    assert problems == []
-    settle(engine)
-    alone = {}
-    with Client(worker.endpoint, timeout=DEADLINE_S) as client:
-        for i in set(range(CLIENTS)) - cancelled:
-            prompt, sampling = ask(i)
-            result = client.complete(**prompt, **sampling)
-            alone[i] = result.text, result.finish_reason, result.usage.completion_tokens
-    assert texts == alone
 
 
 def test_a_client_gets_what_the_engine_gives(engine, worker):
