@@ -23,12 +23,12 @@ LIMIT_S = 200
 START_S = 120
 
 
-def block(section: str, language: str) -> str:
-    """The first code block of that language under that heading."""
+def block(section: str, language: str, index: int = 0) -> str:
+    """A code block of that language under that heading, the first unless told otherwise."""
     body = README.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    found = re.search(rf"^```{language}\n(.*?)^```$", body, re.M | re.S)
-    assert found, f"README.md has no {language} example under {section!r}"
-    return found[1]
+    found = re.findall(rf"^```{language}\n(.*?)^```$", body, re.M | re.S)
+    assert len(found) > index, f"README.md has no {language} example {index} under {section!r}"
+    return found[index]
 
 
 @pytest.fixture
@@ -114,6 +114,7 @@ def test_command_line_example(environment: dict[str, str]) -> None:
 def test_worker_and_client_example(environment: dict[str, str], worker: subprocess.Popen[bytes]) -> None:
     streamed = run([sys.executable, "-c", block("As a service", "python")], environment)
     assert "sky" in streamed
+    assert len(run([sys.executable, "-c", block("As a service", "python", 1)], environment)) > 32
     question = ["Why is the sky blue?", "--max-tokens", "32"]
     connected = run(["miro", "run", "--connect", "default", *question], environment)
     alone = run(["miro", "run", *question], environment)

@@ -1,10 +1,11 @@
-"""The Python client of a miro worker: `from miro_client import Client`. Needs neither NumPy nor a compiler."""
+"""The Python client of a miro worker: Client, and AsyncClient for asyncio. Needs neither NumPy nor a compiler."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from miro_client.aio import AsyncClient, AsyncGeneration
     from miro_client.client import Client, Generation
     from miro_client.endpoint import default_endpoint
     from miro_client.errors import MiroError, RequestError
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "AsyncClient",
+    "AsyncGeneration",
     "Chunk",
     "Client",
     "Generation",
@@ -25,6 +28,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncClient": "aio",
+    "AsyncGeneration": "aio",
     "Chunk": "results",
     "Client": "client",
     "Generation": "client",

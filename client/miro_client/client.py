@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import queue
-import threading
-import time
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from numbers import Real
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from miro_client import __version__, wire
-from miro_client.connection import Call, Connection
-from miro_client.endpoint import check_endpoint, check_private, default_endpoint
-from miro_client.errors import BadField, ConnectionLost, MiroError, RequestTimeout, TooLarge, from_wire
-from miro_client.results import Chunk, Result, Timing, TokenLogprob, Usage
-
-Body = TypeVar("Body", wire.Pong, wire.Welcome)
-#: How long PING and HELLO wait unless told otherwise, in seconds.
-CONTROL_S = 5.0
+from miro_client import wire
+from miro_client.answer import Answer
+from miro_client.base import CONTROL_S, HELLO, Body, ClientBase, check_timeout, expect, generate_body
+from miro_client.call import Call, ThreadInbox
+from miro_client.connection import Connection
+from miro_client.results import Chunk, Result
 
 
-class Client:
+class Client(ClientBase):
     """A connection to a worker.
 
     endpoint: where the worker listens; None means `miro_client.default_endpoint()`.
@@ -34,21 +24,6 @@ class Client:
     May be used by several threads at once, and several `generate` iterators may run side by side. After a fork, make a
     new one. Close it, or use it as a context manager; what is still running is then cancelled.
     """
-
-    def __init__(self, endpoint: str | None = None, *, timeout: float | None = None) -> None:
-        """Connects in the background. Raises ConfigError for an endpoint ZeroMQ cannot use, BadField for a timeout."""
-        if endpoint is None:
-            endpoint = default_endpoint()
-            folder = Path(endpoint.removeprefix("ipc://")).parent
-            if os.path.lexists(folder):
-                check_private(folder)
-        check_endpoint(endpoint)
-        _check_timeout(timeout)
-        self.endpoint = endpoint
-        self.timeout = timeout
-        self._connection = Connection(endpoint)
-        # At exit too: the thread must not be inside ZeroMQ when the interpreter goes.
-        self._finalizer = weakref.finalize(self, self._connection.close)
 
     def generate(
         self,
@@ -66,11 +41,9 @@ class Client:
         timeout: overrides the client's. Closing or dropping the iterator cancels the request.
 
         Raises BadField or TooLarge here; iterating raises the worker's refusal as one of `miro_client.errors`,
-        RequestTimeout, or ConnectionLost.
+        RequestTimeout, or ConnectionLost. So does it, as SlowClient, when over 16 MiB of the answer wait to be taken.
         """
-        _check_timeout(timeout)
-        call = self._start(prompt, tokens, messages, sampling, stream=True)
-        return Generation(self, call, self.timeout if timeout is None else timeout)
+        return self._start(prompt, tokens, messages, timeout, sampling, stream=True)
 
     def complete(
         self,
@@ -82,9 +55,7 @@ class Client:
         **sampling: Any,
     ) -> Result:
         """The whole answer in one piece; arguments and errors as for `generate`."""
-        _check_timeout(timeout)
-        call = self._start(prompt, tokens, messages, sampling, stream=False)
-        with Generation(self, call, self.timeout if timeout is None else timeout) as generation:
+        with self._start(prompt, tokens, messages, timeout, sampling, stream=False) as generation:
             for _ in generation:
                 pass
             return generation.result
@@ -95,9 +66,7 @@ class Client:
 
     def hello(self, timeout: float | None = CONTROL_S) -> wire.Welcome:
         """What the worker is: model, context, limits, version, fingerprint."""
-        return self._ask(
-            wire.Hello(minor=wire.MINOR, client=f"miro-client {__version__}", lang="python"), wire.Welcome, timeout
-        )
+        return self._ask(HELLO, wire.Welcome, timeout)
 
     def close(self) -> None:
         """Cancel what runs and close. Returns within two seconds; idempotent."""
@@ -116,96 +85,53 @@ class Client:
         prompt: str | None,
         tokens: Sequence[int] | None,
         messages: Sequence[Mapping[str, str]] | None,
+        timeout: float | None,
         sampling: dict[str, Any],
         *,
         stream: bool,
-    ) -> Call:
-        if sum(given is not None for given in (prompt, tokens, messages)) != 1:
-            raise BadField("give exactly one of prompt, tokens and messages", field="prompt")
-        try:
-            body = wire.Generate(
-                prompt=prompt,
-                tokens=None if tokens is None else wire.pack_ids(tokens),
-                messages=None if messages is None else [wire.ChatMessage(**message) for message in messages],
-                sampling={name: _plain(value) for name, value in sampling.items()},
-                stream=stream,
-            )
-            call = Call(body)
-        except (TypeError, ValueError, OverflowError) as error:
-            if isinstance(error, MiroError):
-                raise
-            raise BadField(f"the request cannot be encoded: {error}") from None
-        if len(call.frames[-1]) > wire.MAX_MESSAGE_BYTES:
-            # ZeroMQ would answer by closing the connection.
-            limit, size = wire.MAX_MESSAGE_BYTES, len(call.frames[-1])
-            raise TooLarge(f"a request takes at most {limit} bytes, this one has {size}", field="prompt")
+    ) -> Generation:
+        wait_s = self._wait_s(timeout)
+        inbox = ThreadInbox()
+        call = Call(generate_body(prompt, tokens, messages, sampling, stream=stream), inbox)
         self._connection.start(call)
-        return call
+        return Generation(self, self._connection, call, inbox, wait_s)
 
     def _ask(self, body: wire.Request, kind: type[Body], timeout: float | None) -> Body:
-        _check_timeout(timeout)
-        call = Call(body)
+        check_timeout(timeout)
+        inbox = ThreadInbox()
+        call = Call(body, inbox)
         self._connection.start(call)
-        reply = _next_reply(call, timeout)
-        if isinstance(reply, kind):
-            return reply
-        if isinstance(reply, wire.Error):
-            raise _error_of(reply)
-        raise ConnectionLost(f"the worker answered with {type(reply).__name__}")
+        try:
+            return expect(inbox.take(timeout), kind)
+        except BaseException:
+            self._connection.cancel(call)
+            raise
 
 
-class Generation(Iterator[Chunk]):
+class Generation(Answer, Iterator[Chunk]):
     """The answer to one request, as it comes. One thread at a time may iterate it.
 
     prompt_tokens and seed are known once iteration has begun; `result` after it has ended.
     """
 
-    def __init__(self, client: Client, call: Call, timeout: float | None) -> None:
-        self._client = client  # held, or a client that nothing else holds would close under its iterator
-        self._call = call
-        self._timeout = timeout
-        self._done = False
-        self._sequence = 0
-        self._text: list[str] = []
-        self._result = Result()
-        self._finished = False
-        self.prompt_tokens: list[int] = []
-        self.seed: int | None = None
+    def __init__(
+        self, client: Client, connection: Connection, call: Call, inbox: ThreadInbox, timeout: float | None
+    ) -> None:
+        super().__init__(client, connection, call, timeout)
+        self._inbox = inbox
 
     def __next__(self) -> Chunk:
         while not self._done:
             try:
-                self._client._connection.check_process()
-                reply = _next_reply(self._call, self._timeout)
-                if isinstance(reply, wire.Chunk):
-                    return self._chunk(reply)
-                if isinstance(reply, wire.Accepted):
-                    self._accepted(reply.tokens, reply.seed, reply.fingerprint)
-                elif isinstance(reply, wire.End):
-                    last = self._end(reply)
-                    if last is not None:
-                        return last
-                elif isinstance(reply, wire.Error):
-                    self._done = True
-                    raise _error_of(reply)
+                self._connection.check_process()
+                chunk = self._receive(self._inbox.take(self._timeout))
             except BaseException:
                 # A timeout, Ctrl-C, a lost chunk: nobody will read the rest.
                 self.close()
                 raise
+            if chunk is not None:
+                return chunk
         raise StopIteration
-
-    @property
-    def result(self) -> Result:
-        """The whole answer. Raises ConnectionLost if the iteration has not come to its end."""
-        if not self._finished:
-            raise ConnectionLost("the answer is not complete: it was closed, or not read to its end")
-        return self._result
-
-    def close(self) -> None:
-        """Cancel the request unless it has ended. Returns at once; idempotent."""
-        if not self._done:
-            self._done = True
-            self._client._connection.cancel(self._call)
 
     def __enter__(self) -> Self:
         return self
@@ -214,78 +140,3 @@ class Generation(Iterator[Chunk]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_done", True) is False:
-            self.close()
-
-    def _accepted(self, tokens: bytes, seed: int, fingerprint: str) -> None:
-        self.prompt_tokens = self._result.prompt_tokens = wire.unpack_ids(tokens)
-        self.seed = self._result.seed = seed
-        self._result.fingerprint = fingerprint
-
-    def _chunk(self, reply: wire.Chunk) -> Chunk:
-        if reply.s != self._sequence:
-            raise ConnectionLost(f"chunk {self._sequence} of the answer was lost")
-        self._sequence += 1
-        return self._piece(reply.t, reply.k, reply.lp, reply.i)
-
-    def _piece(self, text: str, tokens: bytes, logprobs: list[wire.Logprob] | None, choice: int) -> Chunk:
-        entries = None if logprobs is None else [TokenLogprob(value, list(top)) for value, top in logprobs]
-        chunk = Chunk(text, wire.unpack_ids(tokens), entries, choice)
-        self._text.append(text)
-        self._result.tokens += chunk.tokens
-        if entries is not None:
-            self._result.logprobs = (self._result.logprobs or []) + entries
-        return chunk
-
-    def _end(self, end: wire.End) -> Chunk | None:
-        """Take the END; the answer itself, if it was not streamed."""
-        self._done = True
-        if end.reason == "error":
-            raise from_wire(end.code or "internal", end.message or "the request failed")
-        last = None
-        if end.t is not None or end.k is not None:
-            last = self._piece(end.t or "", end.k or b"", end.lp, end.i)
-        if end.tokens is not None and end.seed is not None:
-            self._accepted(end.tokens, end.seed, end.fingerprint or "")
-        result, usage, timing = self._result, end.usage, end.timing
-        result.text = "".join(self._text)
-        result.finish_reason = end.reason
-        result.stop = end.stop
-        result.usage = Usage(usage.prompt, usage.cached, usage.completion)
-        result.timing = Timing(timing.queue_ms, timing.prefill_ms, timing.decode_ms)
-        self._finished = True
-        return last
-
-
-def _check_timeout(timeout: float | None) -> None:
-    """Raise BadField unless it is a number of seconds that can be waited for, or None."""
-    if timeout is None:
-        return
-    if not isinstance(timeout, Real) or not 0 <= timeout <= threading.TIMEOUT_MAX:
-        limit = int(threading.TIMEOUT_MAX)
-        raise BadField(f"timeout must be 0 to {limit} seconds or None, not {timeout!r:.80}", field="timeout")
-
-
-def _next_reply(call: Call, timeout: float | None) -> wire.Reply:
-    """The next message for this call. Raises RequestTimeout, or what the connection says."""
-    deadline = None if timeout is None else time.monotonic() + timeout
-    try:
-        reply = call.replies.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
-    except queue.Empty:
-        raise RequestTimeout(f"no answer within {timeout:g} s") from None
-    if isinstance(reply, MiroError):
-        raise reply
-    return reply
-
-
-def _error_of(reply: wire.Error) -> MiroError:
-    return from_wire(reply.code, reply.message, field=reply.field, retry_after_ms=reply.retry_after_ms)
-
-
-def _plain(value: Any) -> Any:
-    """Values as the wire takes them: tuples become lists, what NumPy made becomes Python's own."""
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return value.tolist() if hasattr(value, "tolist") else value

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import queue
 import struct
 import threading
 import time
@@ -22,7 +21,8 @@ from typing import Any
 import zmq
 
 from miro_client import wire
-from miro_client.errors import ConfigError, ConnectionLost, MiroError
+from miro_client.call import Call, ThreadInbox
+from miro_client.errors import ConfigError, ConnectionLost, MiroError, SlowClient
 
 #: How long to try to reach a worker before requests fail.
 CONNECT_S = 5.0
@@ -34,22 +34,6 @@ LOST_S = 20.0
 SETTLE_S = 0.5
 MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
 _numbers = itertools.count()
-
-
-class Call:
-    """One request on its way: the thread puts its replies, the caller takes them."""
-
-    def __init__(self, body: wire.Request) -> None:
-        self.id = os.urandom(wire.MIN_ID_BYTES)
-        self.frames = wire.encode(self.id, body)
-        self.generates = isinstance(body, wire.Generate)
-        # Its put is re-entrant, so that garbage collection may call it at any time.
-        self.replies: queue.SimpleQueue[wire.Reply | MiroError] = queue.SimpleQueue()
-        # Owned by the thread.
-        self.sent = False
-        self.cancelled = False
-        self.probed = False
-        self.connect_by = 0.0
 
 
 class Connection:
@@ -79,7 +63,7 @@ class Connection:
     # --- any thread ---
 
     def start(self, call: Call) -> None:
-        """Send a request; its replies come to call.replies. Raises ConnectionLost when closed."""
+        """Send a request; its replies come to call.inbox. Raises ConnectionLost when closed."""
         self.check_process()
         # The gate keeps a call from slipping in behind the thread's last look at the commands.
         with self._gate:
@@ -122,7 +106,7 @@ class Connection:
         with self._gate:
             self._closed = True
         while self._commands:
-            self._commands.popleft()[1].replies.put(error)
+            self._commands.popleft()[1].inbox.put(error)
         self._fail(error)
         self._close_socket()
         self._context.term()
@@ -182,11 +166,15 @@ class Connection:
                 self._calls[call.id] = call
                 self._unsent.append(call)
             elif call.id in self._calls:
-                call.cancelled = True
-                if not call.sent:
-                    self._forget(call)
-                elif self._connected and call.generates:
-                    self._send(wire.encode(call.id, wire.Cancel()))
+                self._cancel(call)
+
+    def _cancel(self, call: Call) -> None:
+        """The caller has no use for more replies."""
+        call.cancelled = True
+        if not (call.sent and call.generates):
+            self._forget(call)
+        elif self._connected:
+            self._send(wire.encode(call.id, wire.Cancel()))
 
     def _flush(self) -> None:
         """Send what waits for the connection. Nothing is given to ZeroMQ before there is one."""
@@ -220,7 +208,14 @@ class Connection:
             if not isinstance(reply, wire.Accepted | wire.Chunk):
                 self._forget(call)
             if not call.cancelled:
-                call.replies.put(reply)
+                self._deliver(call, reply, sum(map(len, frames)))
+
+    def _deliver(self, call: Call, reply: wire.Reply, size: int) -> None:
+        if call.inbox.full and isinstance(reply, wire.Chunk):
+            self._cancel(call)
+            call.inbox.put(SlowClient("the answer was cancelled: too much of it waited to be read"))
+        else:
+            call.inbox.put(reply, size)
 
     def _watch_connection(self) -> None:
         while self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
@@ -243,14 +238,14 @@ class Connection:
         if not self._connected:
             for call in [call for call in self._calls.values() if not call.sent and now >= call.connect_by]:
                 self._forget(call)
-                call.replies.put(ConnectionLost(f"no worker answers at {self._endpoint} (is miro-worker running?)"))
+                call.inbox.put(ConnectionLost(f"no worker answers at {self._endpoint} (is miro-worker running?)"))
             return
         if not any(call.sent for call in self._calls.values()):
             return
         if now >= self._heard_at + LOST_S:
             self._reconnect(f"the worker has been silent for {LOST_S:.0f} s")
         elif self._probe is None and now >= self._heard_at + PROBE_S:
-            self._probe = Call(wire.Ping())
+            self._probe = Call(wire.Ping(), ThreadInbox())
             for call in self._calls.values():
                 call.probed = call.sent and call.generates
             self._calls[self._probe.id] = self._probe
@@ -276,7 +271,7 @@ class Connection:
         live = set(reply.live)
         for call in [call for call in self._calls.values() if call.probed and call.id not in live]:
             self._forget(call)
-            call.replies.put(ConnectionLost("the worker no longer knows the request"))
+            call.inbox.put(ConnectionLost("the worker no longer knows the request"))
 
     def _reconnect(self, reason: str) -> None:
         """The connection is lost: deliver what came over it, fail what was sent on it, start a new one."""
@@ -284,14 +279,14 @@ class Connection:
         self._probe = None
         for call in [call for call in self._calls.values() if call.sent]:
             self._forget(call)
-            call.replies.put(ConnectionLost(reason))
+            call.inbox.put(ConnectionLost(reason))
         self._close_socket()
         self._open_socket()
 
     def _fail(self, error: MiroError) -> None:
         for call in list(self._calls.values()):
             self._forget(call)
-            call.replies.put(error)
+            call.inbox.put(error)
 
     def _forget(self, call: Call) -> None:
         self._calls.pop(call.id, None)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "worker"))
 from fake_engine import FakeEngine
@@ -56,3 +58,37 @@ def connect() -> Iterator[Callable[..., Client]]:
     yield make
     for client in clients:
         client.close()
+
+
+class Silent:
+    """A ROUTER that answers only as told: `reply(frames) -> frames or None`."""
+
+    def __init__(self, endpoint: str, reply) -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(endpoint)
+        self.reply = reply
+        self.open = True
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self) -> None:
+        while self.open:
+            if self.socket.poll(20):
+                routing_id, *frames = self.socket.recv_multipart()
+                for answer_ in self.reply(frames):
+                    self.socket.send_multipart([routing_id, *answer_])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.open = False
+        self.thread.join(DEADLINE_S)
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def silent() -> type[Silent]:
+    return Silent

@@ -1,0 +1,103 @@
+"""The answer to one request, put together from its replies: what the blocking and the asyncio iterator share."""
+
+from __future__ import annotations
+
+from miro_client import wire
+from miro_client.call import Call
+from miro_client.connection import Connection
+from miro_client.errors import ConnectionLost, MiroError, from_wire
+from miro_client.results import Chunk, Result, Timing, TokenLogprob, Usage
+
+
+class Answer:
+    """Base of Generation and AsyncGeneration, which wait for replies and hand them to `_receive`.
+
+    prompt_tokens and seed are known once iteration has begun; `result` after it has ended.
+    """
+
+    def __init__(self, client: object, connection: Connection, call: Call, timeout: float | None) -> None:
+        self._client = client  # held, or a client that nothing else holds would close under its iterator
+        self._connection = connection
+        self._call = call
+        self._timeout = timeout
+        self._done = False
+        self._sequence = 0
+        self._text: list[str] = []
+        self._result = Result()
+        self._finished = False
+        self.prompt_tokens: list[int] = []
+        self.seed: int | None = None
+
+    @property
+    def result(self) -> Result:
+        """The whole answer. Raises ConnectionLost if the iteration has not come to its end."""
+        if not self._finished:
+            raise ConnectionLost("the answer is not complete: it was closed, or not read to its end")
+        return self._result
+
+    def close(self) -> None:
+        """Cancel the request unless it has ended; whoever waits for more gets its end. Returns at once; idempotent."""
+        if not self._done:
+            self._done = True
+            self._connection.cancel(self._call)
+            self._call.inbox.wake()
+
+    def __del__(self) -> None:
+        if getattr(self, "_done", True) is False:
+            self.close()
+
+    def _receive(self, reply: wire.Reply | None) -> Chunk | None:
+        """Take in a reply; the piece of the answer that it brings, if any. Raises what it says went wrong."""
+        if isinstance(reply, wire.Chunk):
+            return self._chunk(reply)
+        if isinstance(reply, wire.Accepted):
+            self._accepted(reply.tokens, reply.seed, reply.fingerprint)
+        elif isinstance(reply, wire.End):
+            return self._end(reply)
+        elif isinstance(reply, wire.Error):
+            self._done = True
+            raise error_of(reply)
+        return None
+
+    def _accepted(self, tokens: bytes, seed: int, fingerprint: str) -> None:
+        self.prompt_tokens = self._result.prompt_tokens = wire.unpack_ids(tokens)
+        self.seed = self._result.seed = seed
+        self._result.fingerprint = fingerprint
+
+    def _chunk(self, reply: wire.Chunk) -> Chunk:
+        if reply.s != self._sequence:
+            raise ConnectionLost(f"chunk {self._sequence} of the answer was lost")
+        self._sequence += 1
+        return self._piece(reply.t, reply.k, reply.lp, reply.i)
+
+    def _piece(self, text: str, tokens: bytes, logprobs: list[wire.Logprob] | None, choice: int) -> Chunk:
+        entries = None if logprobs is None else [TokenLogprob(value, list(top)) for value, top in logprobs]
+        chunk = Chunk(text, wire.unpack_ids(tokens), entries, choice)
+        self._text.append(text)
+        self._result.tokens += chunk.tokens
+        if entries is not None:
+            self._result.logprobs = (self._result.logprobs or []) + entries
+        return chunk
+
+    def _end(self, end: wire.End) -> Chunk | None:
+        """Take the END; the answer itself, if it was not streamed."""
+        self._done = True
+        if end.reason == "error":
+            raise from_wire(end.code or "internal", end.message or "the request failed")
+        last = None
+        if end.t is not None or end.k is not None:
+            last = self._piece(end.t or "", end.k or b"", end.lp, end.i)
+        if end.tokens is not None and end.seed is not None:
+            self._accepted(end.tokens, end.seed, end.fingerprint or "")
+        result, usage, timing = self._result, end.usage, end.timing
+        result.text = "".join(self._text)
+        result.finish_reason = end.reason
+        result.stop = end.stop
+        result.usage = Usage(usage.prompt, usage.cached, usage.completion)
+        result.timing = Timing(timing.queue_ms, timing.prefill_ms, timing.decode_ms)
+        self._finished = True
+        return last
+
+
+def error_of(reply: wire.Error) -> MiroError:
+    return from_wire(reply.code, reply.message, field=reply.field, retry_after_ms=reply.retry_after_ms)

@@ -1,0 +1,97 @@
+"""What Client and AsyncClient share: the connection, how requests are built, how single replies are read."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Any, TypeVar
+
+from miro_client import __version__, wire
+from miro_client.answer import error_of
+from miro_client.connection import Connection
+from miro_client.endpoint import check_endpoint, check_private, default_endpoint
+from miro_client.errors import BadField, ConnectionLost, MiroError
+
+#: A reply to a question that has one.
+Body = TypeVar("Body", wire.Pong, wire.Welcome)
+#: How long PING and HELLO wait unless told otherwise, in seconds.
+CONTROL_S = 5.0
+HELLO = wire.Hello(minor=wire.MINOR, client=f"miro-client {__version__}", lang="python")
+
+
+class ClientBase:
+    """A connection to a worker, closed when its owner is."""
+
+    def __init__(self, endpoint: str | None = None, *, timeout: float | None = None) -> None:
+        """Connects in the background. Raises ConfigError for an endpoint ZeroMQ cannot use, BadField for a timeout."""
+        if endpoint is None:
+            endpoint = default_endpoint()
+            folder = Path(endpoint.removeprefix("ipc://")).parent
+            if os.path.lexists(folder):
+                check_private(folder)
+        check_endpoint(endpoint)
+        check_timeout(timeout)
+        self.endpoint = endpoint
+        self.timeout = timeout
+        self._connection = Connection(endpoint)
+        # At exit too: the thread must not be inside ZeroMQ when the interpreter goes.
+        self._finalizer = weakref.finalize(self, self._connection.close)
+
+    def _wait_s(self, timeout: float | None) -> float | None:
+        """A call's own timeout, checked, or the client's."""
+        check_timeout(timeout)
+        return self.timeout if timeout is None else timeout
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raise BadField unless it is a number of seconds that can be waited for, or None."""
+    if timeout is None:
+        return
+    if not isinstance(timeout, Real) or not 0 <= timeout <= threading.TIMEOUT_MAX:
+        limit = int(threading.TIMEOUT_MAX)
+        raise BadField(f"timeout must be 0 to {limit} seconds or None, not {timeout!r:.80}", field="timeout")
+
+
+def generate_body(
+    prompt: str | None,
+    tokens: Sequence[int] | None,
+    messages: Sequence[Mapping[str, str]] | None,
+    sampling: Mapping[str, Any],
+    *,
+    stream: bool,
+) -> wire.Generate:
+    """The body of a GENERATE. Raises BadField for what it cannot hold."""
+    if sum(given is not None for given in (prompt, tokens, messages)) != 1:
+        raise BadField("give exactly one of prompt, tokens and messages", field="prompt")
+    try:
+        return wire.Generate(
+            prompt=prompt,
+            tokens=None if tokens is None else wire.pack_ids(tokens),
+            messages=None if messages is None else [wire.ChatMessage(**message) for message in messages],
+            sampling={name: _plain(value) for name, value in sampling.items()},
+            stream=stream,
+        )
+    except MiroError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise BadField(f"the request cannot be encoded: {error}") from None
+
+
+def expect(reply: wire.Reply | None, kind: type[Body]) -> Body:
+    """The reply, if it is of that kind. Raises what an ERROR says, ConnectionLost for anything else."""
+    if isinstance(reply, kind):
+        return reply
+    if isinstance(reply, wire.Error):
+        raise error_of(reply)
+    raise ConnectionLost(f"the worker answered with {type(reply).__name__}")
+
+
+def _plain(value: Any) -> Any:
+    """Values as the wire takes them: tuples become lists, what NumPy made becomes Python's own."""
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") else value
