@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from miro_client import wire
 from miro_client.answer import Answer
-from miro_client.base import CONTROL_S, HELLO, Body, ClientBase, check_timeout, expect, generate_body
+from miro_client.base import CONTROL_S, HELLO, Body, ClientBase, check_timeout, drain_body, expect, generate_body
 from miro_client.call import Call, Entry, Inbox
 from miro_client.connection import Connection
 from miro_client.errors import MiroError, RequestTimeout
@@ -72,6 +72,26 @@ class AsyncClient(ClientBase):
         """What the worker is: model, context, limits, version, fingerprint."""
         return await self._ask(HELLO, wire.Welcome, timeout)
 
+    async def stats(self, timeout: float | None = CONTROL_S) -> wire.StatsReply:
+        """Counters since the worker's start, and gauges; answered whatever it is busy with."""
+        return await self._ask(wire.Stats(), wire.StatsReply, timeout)
+
+    async def health(self, timeout: float | None = CONTROL_S) -> wire.HealthReply:
+        """Whether the worker is ready, and if not, why: starting, stalled, draining or failed."""
+        return await self._ask(wire.Health(), wire.HealthReply, timeout)
+
+    async def models(self, timeout: float | None = CONTROL_S) -> list[wire.ModelInfo]:
+        """What the worker serves: names, contexts, sizes, settings."""
+        return (await self._ask(wire.Models(), wire.ModelsReply, timeout)).models
+
+    async def drain(self, grace_ms: int | None = None, timeout: float | None = CONTROL_S) -> int:
+        """Make the worker finish what runs, take nothing new and end. Returns how many requests may still finish.
+
+        grace_ms: how long they may take; None leaves it to the worker. Raises BadField.
+        """
+        body = drain_body(grace_ms)
+        return (await self._ask(body, wire.DrainReply, timeout)).live
+
     async def aclose(self) -> None:
         """Cancel what runs and close. Returns within two seconds; idempotent."""
         await asyncio.to_thread(self._finalizer)
@@ -104,11 +124,12 @@ class AsyncClient(ClientBase):
         check_timeout(timeout)
         inbox = LoopInbox()
         call = Call(body, inbox)
-        self._connection.start(call)
+        connection = self._connection_for(body)
+        connection.start(call)
         try:
             return expect(await inbox.take(timeout), kind)
         except BaseException:
-            self._connection.cancel(call)
+            connection.cancel(call)
             raise
 
 

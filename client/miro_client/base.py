@@ -10,14 +10,16 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from miro_client import __version__, wire
 from miro_client.answer import error_of
 from miro_client.connection import Connection
-from miro_client.endpoint import check_endpoint, check_private, default_endpoint
+from miro_client.endpoint import admin_endpoint, check_endpoint, check_private, control_endpoint, default_endpoint
 from miro_client.errors import BadField, ConnectionLost, MiroError
 
 #: A reply to a question that has one.
-Body = TypeVar("Body", wire.Pong, wire.Welcome)
+Body = TypeVar("Body", bound=msgspec.Struct)
 #: How long PING and HELLO wait unless told otherwise, in seconds.
 CONTROL_S = 5.0
 HELLO = wire.Hello(minor=wire.MINOR, client=f"miro-client {__version__}", lang="python")
@@ -38,13 +40,36 @@ class ClientBase:
         self.endpoint = endpoint
         self.timeout = timeout
         self._connection = Connection(endpoint)
-        # At exit too: the thread must not be inside ZeroMQ when the interpreter goes.
-        self._finalizer = weakref.finalize(self, self._connection.close)
+        self._opening = threading.Lock()
+        self._connections = {endpoint: self._connection}
+        # At exit too: the threads must not be inside ZeroMQ when the interpreter goes.
+        self._finalizer = weakref.finalize(self, _close, self._connections)
+
+    def _connection_for(self, body: wire.Request) -> Connection:
+        """The one over which the worker takes such a question; made when it is first needed. Raises ConnectionLost."""
+        if isinstance(body, wire.Drain):
+            endpoint = admin_endpoint(self.endpoint)
+        elif isinstance(body, wire.Stats | wire.Health | wire.Models):
+            endpoint = control_endpoint(self.endpoint)
+        else:
+            return self._connection
+        self._connection.check_process()
+        with self._opening:
+            if not self._finalizer.alive:
+                raise ConnectionLost("the client is closed")
+            if endpoint not in self._connections:
+                self._connections[endpoint] = Connection(endpoint)
+            return self._connections[endpoint]
 
     def _wait_s(self, timeout: float | None) -> float | None:
         """A call's own timeout, checked, or the client's."""
         check_timeout(timeout)
         return self.timeout if timeout is None else timeout
+
+
+def _close(connections: dict[str, Connection]) -> None:
+    for connection in list(connections.values()):
+        connection.close()
 
 
 def check_timeout(timeout: float | None) -> None:
@@ -81,10 +106,21 @@ def generate_body(
         raise BadField(f"the request cannot be encoded: {error}") from None
 
 
+def drain_body(grace_ms: int | None) -> wire.Drain:
+    """The body of a DRAIN. Raises BadField for a grace time that no worker takes."""
+    if grace_ms is not None and (
+        isinstance(grace_ms, bool) or not isinstance(grace_ms, int) or not 0 <= grace_ms < 2**31
+    ):
+        raise BadField(f"grace_ms must be an integer from 0 to {2**31 - 1}, not {grace_ms!r:.80}", field="grace_ms")
+    return wire.Drain(grace_ms=grace_ms)
+
+
 def expect(reply: wire.Reply | None, kind: type[Body]) -> Body:
     """The reply, if it is of that kind. Raises what an ERROR says, ConnectionLost for anything else."""
     if isinstance(reply, kind):
         return reply
+    if isinstance(reply, wire.Result):
+        return reply.read(kind)
     if isinstance(reply, wire.Error):
         raise error_of(reply)
     raise ConnectionLost(f"the worker answered with {type(reply).__name__}")

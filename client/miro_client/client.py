@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from miro_client import wire
 from miro_client.answer import Answer
-from miro_client.base import CONTROL_S, HELLO, Body, ClientBase, check_timeout, expect, generate_body
+from miro_client.base import CONTROL_S, HELLO, Body, ClientBase, check_timeout, drain_body, expect, generate_body
 from miro_client.call import Call, ThreadInbox
 from miro_client.connection import Connection
 from miro_client.results import Chunk, Result
@@ -68,6 +68,26 @@ class Client(ClientBase):
         """What the worker is: model, context, limits, version, fingerprint."""
         return self._ask(HELLO, wire.Welcome, timeout)
 
+    def stats(self, timeout: float | None = CONTROL_S) -> wire.StatsReply:
+        """Counters since the worker's start, and gauges; answered whatever it is busy with."""
+        return self._ask(wire.Stats(), wire.StatsReply, timeout)
+
+    def health(self, timeout: float | None = CONTROL_S) -> wire.HealthReply:
+        """Whether the worker is ready, and if not, why: starting, stalled, draining or failed."""
+        return self._ask(wire.Health(), wire.HealthReply, timeout)
+
+    def models(self, timeout: float | None = CONTROL_S) -> list[wire.ModelInfo]:
+        """What the worker serves: names, contexts, sizes, settings."""
+        return self._ask(wire.Models(), wire.ModelsReply, timeout).models
+
+    def drain(self, grace_ms: int | None = None, timeout: float | None = CONTROL_S) -> int:
+        """Make the worker finish what runs, take nothing new and end. Returns how many requests may still finish.
+
+        grace_ms: how long they may take; None leaves it to the worker. Raises BadField.
+        """
+        body = drain_body(grace_ms)
+        return self._ask(body, wire.DrainReply, timeout).live
+
     def close(self) -> None:
         """Cancel what runs and close. Returns within two seconds; idempotent."""
         self._finalizer()
@@ -100,11 +120,12 @@ class Client(ClientBase):
         check_timeout(timeout)
         inbox = ThreadInbox()
         call = Call(body, inbox)
-        self._connection.start(call)
+        connection = self._connection_for(body)
+        connection.start(call)
         try:
             return expect(inbox.take(timeout), kind)
         except BaseException:
-            self._connection.cancel(call)
+            connection.cancel(call)
             raise
 
 

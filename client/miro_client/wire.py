@@ -141,7 +141,7 @@ class _Reply(Struct, omit_defaults=True):
     """Base of the reply bodies: unknown keys are ignored."""
 
 
-Answer = TypeVar("Answer", bound=_Reply)
+Answer = TypeVar("Answer", bound=Struct)
 
 
 class Limits(_Reply, kw_only=True):
