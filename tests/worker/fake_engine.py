@@ -18,6 +18,7 @@ import numpy as np
 from miro_client.errors import ContextOverflow, QueueFull
 from miro_cy.requests import Event, Request, Timing, TokenLogprob, Usage
 from miro_cy.sampling.params import SamplingParams
+from miro_cy.text.messages import check_messages
 
 CONTEXT = 4096
 MAX_RUNNING = 8
@@ -83,7 +84,8 @@ class FakeEngine:
         if isinstance(prompt, str):
             ids = ids_of(prompt)
         elif "messages" in prompt:
-            ids = ids_of("".join(f"{m['role']}:{m['content']}\n" for m in prompt["messages"]))
+            messages = check_messages(prompt["messages"])
+            ids = ids_of("".join(f"{m['role']}:{m.get('content')}\n" for m in messages))
         else:
             ids = list(prompt["tokens"])
         if len(ids) + (params.max_tokens or 0) > CONTEXT:
