@@ -351,8 +351,8 @@ def _bad_field(error: msgspec.ValidationError, body: bytes) -> RequestError:
     if path is not None and not path[1]:
         return BadFrame(f"the body must be a msgpack map with strings as keys: {text:.200}")
     where = path[1].split("[...]")[0] if path else ""
-    if where == "sampling":
-        where = _bad_sampling(body) or where
+    if where == "sampling" and (name := _bad_sampling(body)):
+        where, text = name, text.replace("sampling[...]", f"sampling.{name}")
     key = re.search(r"(?:unknown|required) field `([^`]{1,80})", text)
     return BadField(text[:300], field=".".join(filter(None, (where, key and key[1]))) or None)
 
