@@ -38,7 +38,7 @@ class AsyncClient(ClientBase):
         prompt: str | None = None,
         *,
         tokens: Sequence[int] | None = None,
-        messages: Sequence[Mapping[str, str]] | None = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
         timeout: float | None = None,
         **sampling: Any,
     ) -> AsyncGeneration:
@@ -54,7 +54,7 @@ class AsyncClient(ClientBase):
         prompt: str | None = None,
         *,
         tokens: Sequence[int] | None = None,
-        messages: Sequence[Mapping[str, str]] | None = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
         timeout: float | None = None,
         **sampling: Any,
     ) -> Result:
@@ -108,7 +108,7 @@ class AsyncClient(ClientBase):
         self,
         prompt: str | None,
         tokens: Sequence[int] | None,
-        messages: Sequence[Mapping[str, str]] | None,
+        messages: Sequence[Mapping[str, Any]] | None,
         timeout: float | None,
         sampling: dict[str, Any],
         *,

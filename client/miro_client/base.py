@@ -84,7 +84,7 @@ def check_timeout(timeout: float | None) -> None:
 def generate_body(
     prompt: str | None,
     tokens: Sequence[int] | None,
-    messages: Sequence[Mapping[str, str]] | None,
+    messages: Sequence[Mapping[str, Any]] | None,
     sampling: Mapping[str, Any],
     *,
     stream: bool,

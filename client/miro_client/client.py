@@ -30,13 +30,14 @@ class Client(ClientBase):
         prompt: str | None = None,
         *,
         tokens: Sequence[int] | None = None,
-        messages: Sequence[Mapping[str, str]] | None = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
         timeout: float | None = None,
         **sampling: Any,
     ) -> Generation:
         """Start a request and stream its answer: `for chunk in client.generate("...", max_tokens=64): ...`.
 
-        Exactly one of prompt, tokens and messages ([{"role", "content"}, ...], for the model's chat template) is given.
+        Exactly one of prompt, tokens and messages ([{"role", "content"}, ...], for the model's chat template, as
+        `Engine` takes them: with tool_calls, say) is given.
         sampling: the fields of `miro_cy.SamplingParams` (max_tokens, temperature, top_k, top_p, seed, stop, ...).
         timeout: overrides the client's. Closing or dropping the iterator cancels the request.
 
@@ -50,7 +51,7 @@ class Client(ClientBase):
         prompt: str | None = None,
         *,
         tokens: Sequence[int] | None = None,
-        messages: Sequence[Mapping[str, str]] | None = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
         timeout: float | None = None,
         **sampling: Any,
     ) -> Result:
@@ -104,7 +105,7 @@ class Client(ClientBase):
         self,
         prompt: str | None,
         tokens: Sequence[int] | None,
-        messages: Sequence[Mapping[str, str]] | None,
+        messages: Sequence[Mapping[str, Any]] | None,
         timeout: float | None,
         sampling: dict[str, Any],
         *,

@@ -12,7 +12,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -26,7 +26,7 @@ MIN_ID_BYTES = 8
 MAX_ID_BYTES = 16
 #: Largest frame a worker takes unless configured otherwise; ZeroMQ drops the connection of one that sends more.
 MAX_MESSAGE_BYTES = 4 * 2**20
-MAX_MESSAGES = 4096
+MAX_MESSAGES = 10_000
 MAX_SAMPLING_KEYS = 64
 MAX_SAMPLING_ITEMS = 1024
 MAX_CREDIT = 1_000_000
@@ -75,9 +75,26 @@ class Hello(_Request, kw_only=True):
     lang: Annotated[str, Meta(max_length=64)] = ""
 
 
+class TextPart(_Request, kw_only=True):
+    type: Literal["text"]
+    text: str
+
+
 class ChatMessage(_Request, kw_only=True):
+    """What a chat template may be told, the same as `Engine` takes; what is nil counts as absent.
+
+    tool_calls: a list of maps. A worker reads it later, within limits on depth and number of values; here it may be
+    given as Python's own lists and maps, or encoded.
+    """
+
     role: Annotated[str, Meta(min_length=1, max_length=64)]
-    content: str
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: msgspec.Raw = msgspec.Raw()
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
 
 
 SamplingItems = Annotated[list[int | str], Meta(max_length=MAX_SAMPLING_ITEMS)]
@@ -358,6 +375,7 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
 }
 _ENCODER = msgspec.msgpack.Encoder()
 _RAW = msgspec.msgpack.Decoder(Annotated[dict[str, msgspec.Raw], Meta(max_length=256)])
+_SAMPLING_VALUE: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(SamplingValue)
 
 
 # --- frames ----------------------------------------------------------------------------------------------------
@@ -415,7 +433,7 @@ def decode_request(kind: int, body: bytes) -> Request:
         return _DECODERS[kind].decode(body)
     except msgspec.ValidationError as error:
         if f"unknown field `{EXTENSION}" not in str(error):
-            raise _bad_field(error) from None
+            raise _bad_field(error, body) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadFrame(f"the body is not a msgpack map: {error!s:.200}") from None
     return _decode_extended(kind, body)
@@ -447,17 +465,38 @@ def _decode_extended(kind: int, body: bytes) -> Request:
         plain = {key: raw for key, raw in _RAW.decode(body).items() if not key.startswith(EXTENSION)}
         return _DECODERS[kind].decode(_ENCODER.encode(plain))
     except msgspec.ValidationError as error:
-        raise _bad_field(error) from None
+        raise _bad_field(error, body) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadFrame(f"the body is not a msgpack map: {error!s:.200}") from None
 
 
-def _bad_field(error: msgspec.ValidationError) -> RequestError:
+def _bad_field(error: msgspec.ValidationError, body: bytes) -> RequestError:
+    """The refusal that names what is wrong: a key, the path of a value ("messages[2].role"), a sampling parameter."""
     text = str(error)
-    if text.startswith("Expected `object`, got") and " - at " not in text:
+    path = re.search(r"(?:at|in) `\$\.?([^`]{0,80})`$", text)
+    if path is None and text.startswith("Expected `object`, got"):
         return BadFrame(f"the body must be a msgpack map: {text:.200}")
-    match = re.search(r"at `\$\.([^`]{1,80})", text) or re.search(r"field `([^`]{1,80})", text)
-    return BadField(text[:300], field=match[1] if match else None)
+    if path is not None and not path[1]:
+        return BadFrame(f"the body must be a msgpack map with strings as keys: {text:.200}")
+    where = path[1].split("[...]")[0] if path else ""
+    if where == "sampling" and (name := _bad_sampling(body)):
+        where, text = name, text.replace("sampling[...]", f"sampling.{name}")
+    key = re.search(r"(?:unknown|required) field `([^`]{1,80})", text)
+    return BadField(text[:300], field=".".join(filter(None, (where, key and key[1]))) or None)
+
+
+def _bad_sampling(body: bytes) -> str:
+    """The first sampling parameter whose value is of no known type; empty if there is none."""
+    try:
+        values = _RAW.decode(_RAW.decode(body)["sampling"])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return ""
+    for name, raw in values.items():
+        try:
+            _SAMPLING_VALUE.decode(raw)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            return name[:80]
+    return ""
 
 
 def error_body(error: MiroError) -> Error:

@@ -110,7 +110,7 @@ def test_an_error_over_the_messages_is_theirs() -> None:
 def test_malformed_messages(messages: object) -> None:
     with pytest.raises(BadField) as caught:
         render("x", messages)
-    assert caught.value.field == "messages"
+    assert str(caught.value.field).startswith("messages")
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from miro_client.errors import ContextOverflow, QueueFull
+from miro_client.errors import BadField, ContextOverflow, QueueFull
 from miro_cy.requests import Event, Request, Timing, TokenLogprob, Usage
 from miro_cy.sampling.params import SamplingParams
+from miro_cy.text.messages import check_messages
 
 CONTEXT = 4096
 MAX_RUNNING = 8
@@ -86,9 +87,12 @@ class FakeEngine:
         if isinstance(prompt, str):
             ids = ids_of(prompt)
         elif "messages" in prompt:
-            ids = ids_of("".join(f"{m['role']}:{m['content']}\n" for m in prompt["messages"]))
+            messages = check_messages(prompt["messages"])
+            ids = ids_of("".join(f"{m['role']}:{m.get('content')}\n" for m in messages))
         else:
             ids = list(prompt["tokens"])
+            if not all(0 <= token < self.vocab_size for token in ids):
+                raise BadField("a token id is not in the vocabulary", field="tokens")
         if len(ids) + (params.max_tokens or 0) > CONTEXT:
             raise ContextOverflow(f"{len(ids)} + {params.max_tokens} tokens exceed {CONTEXT}", field="max_tokens")
         seed = 1234 if params.seed is None else params.seed

@@ -9,6 +9,7 @@ from miro_client import wire
 from miro_client.errors import BadField, Draining, QueueFull, Unsupported
 from miro_cy.sampling.params import SamplingParams
 from miro_worker.config import WorkerConfig
+from miro_worker.conversation import size_of
 from miro_worker.jobs import Job
 from miro_worker.sockets import Peer
 from miro_worker.streams import Stream
@@ -98,8 +99,8 @@ def _prompt_of(body: wire.Generate) -> tuple[str | Mapping[str, Any], int]:
             raise BadField(f"tokens take 4 bytes each and there is at least one, got {len(body.tokens)} bytes",
                            field="tokens")  # fmt: skip
         return {"tokens": body.tokens}, len(body.tokens)
-    messages = [{"role": m.role, "content": m.content} for m in body.messages or ()]
-    return {"messages": messages}, sum(len(m["role"].encode()) + len(m["content"].encode()) for m in messages)
+    messages = body.messages or []
+    return {"messages": messages}, size_of(messages)
 
 
 def _params_of(body: wire.Generate) -> SamplingParams:

@@ -15,7 +15,8 @@ from miro_cy.sampling.params import SamplingParams
 class Job:
     """One GENERATE on its way through the threads. The I/O thread makes it; it alone answers the client.
 
-    prompt: text, {"messages": [...]} or {"tokens": int32 little-endian bytes}; None once it is prepared or cancelled.
+    prompt: text, {"messages": [wire.ChatMessage]} or {"tokens": int32 little-endian bytes}; None once it is prepared or
+    cancelled.
     cancelled: set by the I/O thread when nobody waits for the outcome; read by the others, which then drop the job.
     """
 

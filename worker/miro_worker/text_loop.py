@@ -11,6 +11,7 @@ from miro_client.errors import InternalError, MiroError, RequestError
 from miro_client.wire import pack_ids, unpack_ids
 from miro_cy.requests import Request
 from miro_cy.sampling.params import SamplingParams
+from miro_worker.conversation import unpack_messages
 from miro_worker.jobs import Abort, Job, Outcome, Prepared, Refused
 from miro_worker.mailbox import Mailbox
 
@@ -68,6 +69,8 @@ class TextLoop:
         try:
             if isinstance(prompt, Mapping) and "tokens" in prompt:
                 prompt = {"tokens": unpack_ids(prompt["tokens"])}
+            elif isinstance(prompt, Mapping):
+                prompt = {"messages": unpack_messages(prompt["messages"])}
             request = self._engine.prepare(prompt, job.params)
             assert isinstance(request.prompt, Mapping)
             prepared = Prepared(job, request, pack_ids(request.prompt["tokens"]))
