@@ -179,8 +179,11 @@ def worker_violation(module: str, target: str) -> str | None:
 def client_violation(module: str, found: Import) -> str | None:
     """Why a module of miro_client may not import that, or None if it may."""
     top = found.target.partition(".")[0]
-    if module in SHARED_LEAVES:
-        allowed = any(found.target == name or found.target.startswith(f"{name}.") for name in SHARED_LEAVES[module])
+    leaf = ".".join(module.split(".")[:2])
+    if leaf in SHARED_LEAVES:
+        allowed = any(
+            found.target == name or found.target.startswith(f"{name}.") for name in SHARED_LEAVES[leaf] | {leaf}
+        )
         return None if allowed or top in sys.stdlib_module_names else f"{module} -> {found.target}: it is a leaf"
     if top not in ("miro_cy", "miro_worker") or found.typing:
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import runpy
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from miro_client import wire
+from miro_client.endpoint import admin_endpoint
 from miro_cy import SamplingParams
 
 BAD = runpy.run_path(str(Path(__file__).parents[1] / "bad_sampling.py"))["BAD"]
@@ -34,6 +35,7 @@ HOSTILE: dict[tuple[type[msgspec.Struct], str], list[Any]] = {
     (wire.Hello, "lang"): [*NO_TEXT, None, "x" * 65, DEEP],
     (wire.Credit, "add"): [*NO_INTEGER, None, 0, -1, wire.MAX_CREDIT + 1, 2**64 - 1, DEEP],
     (wire.Ping, "echo"): [],  # any value
+    (wire.Drain, "grace_ms"): [*NO_INTEGER, -1, 2**31, 2**64 - 1, DEEP],
     (wire.Generate, "prompt"): [*NO_TEXT, DEEP],
     (wire.Generate, "tokens"): [
         "1234", 5, 1.5, True, NAN, [1, 2], {}, b"", b"12345", DEEP,
@@ -77,8 +79,11 @@ AROUND: dict[type[msgspec.Struct], dict[str, Any]] = {
 PLACES = {wire.ChatMessage: "messages[1].", wire.TextPart: "messages[1].content[2]."}
 KINDS = {
     wire.Hello: wire.Kind.HELLO, wire.Credit: wire.Kind.CREDIT, wire.Cancel: wire.Kind.CANCEL,
-    wire.Ping: wire.Kind.PING,
+    wire.Ping: wire.Kind.PING, wire.Stats: wire.Kind.STATS, wire.Health: wire.Kind.HEALTH,
+    wire.Models: wire.Kind.MODELS, wire.Drain: wire.Kind.DRAIN,
 }  # fmt: skip
+#: What the data socket does not take; the admin socket takes all of it.
+ADMIN = (wire.Kind.STATS, wire.Kind.HEALTH, wire.Kind.MODELS, wire.Kind.DRAIN)
 
 
 def structs() -> Iterator[type[msgspec.Struct]]:
@@ -108,12 +113,15 @@ def body_of(kind: type[msgspec.Struct], name: str, value: Any) -> dict[str, Any]
 
 @pytest.fixture
 def service(serve, raw):
-    """A client of a worker that is asked often."""
-    return raw(serve(messages_per_second=100_000))
+    """A client for each type of message, of a worker that is asked often."""
+    worker = serve(messages_per_second=100_000)
+    data, admin = raw(worker), raw(admin_endpoint(worker.endpoint))
+    return lambda kind: admin if kind in ADMIN else data
 
 
-def refuse(client: Any, kind: wire.Kind, body: dict[str, Any]) -> wire.Error:
+def refuse(service: Callable[[wire.Kind], Any], kind: wire.Kind, body: dict[str, Any]) -> wire.Error:
     """The one ERROR that the body gets; the worker goes on."""
+    client = service(kind)
     request_id = b"%08d" % next(NUMBERS)
     client.frames(b"MIRO1", bytes([kind]), request_id, msgspec.msgpack.encode(body))
     got, error = client.receive()

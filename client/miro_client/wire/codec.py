@@ -1,0 +1,185 @@
+"""Frames: how messages are put together and taken apart. What `encode` writes, the decoders give back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct
+
+from miro_client.errors import BadField, BadFrame, BadVersion, RequestError, TooLarge, UnknownType
+from miro_client.wire.kinds import EXTENSION, MAX_ID_BYTES, MAX_SMALL_BODY_BYTES, MIN_ID_BYTES, PROTOCOL, Kind
+from miro_client.wire.replies import (
+    Accepted,
+    Answers,
+    Chunk,
+    DrainReply,
+    End,
+    Error,
+    HealthReply,
+    ModelsReply,
+    Pong,
+    Reply,
+    Result,
+    StatsReply,
+    Welcome,
+)
+from miro_client.wire.requests import (
+    Cancel,
+    Credit,
+    Drain,
+    Generate,
+    Health,
+    Hello,
+    Models,
+    Ping,
+    Request,
+    SamplingValue,
+    Stats,
+)
+
+_KINDS: dict[type[Struct], Kind] = {
+    Hello: Kind.HELLO,
+    Generate: Kind.GENERATE,
+    Credit: Kind.CREDIT,
+    Cancel: Kind.CANCEL,
+    Ping: Kind.PING,
+    Stats: Kind.STATS,
+    Health: Kind.HEALTH,
+    Models: Kind.MODELS,
+    Drain: Kind.DRAIN,
+    Welcome: Kind.WELCOME,
+    Accepted: Kind.ACCEPTED,
+    Chunk: Kind.CHUNK,
+    End: Kind.END,
+    Pong: Kind.PONG,
+    Error: Kind.ERROR,
+}
+_RESULTS = (StatsReply, HealthReply, ModelsReply, DrainReply)
+REQUESTS = frozenset(kind for kind in _KINDS.values() if kind < Kind.WELCOME)
+_DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
+    kind: msgspec.msgpack.Decoder(body) for body, kind in _KINDS.items()
+}
+_ENCODER = msgspec.msgpack.Encoder()
+_RAW = msgspec.msgpack.Decoder(Annotated[dict[str, msgspec.Raw], Meta(max_length=256)])
+_SAMPLING_VALUE: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(SamplingValue)
+
+
+class Head(NamedTuple):
+    """A message taken apart, without its routing id. When `error` is set, id is empty unless it was usable."""
+
+    delimited: bool  # an empty first frame, as REQ sockets put it; a reply must carry it too
+    kind: int
+    id: bytes
+    body: bytes
+    error: RequestError | None = None
+
+
+def encode(request_id: bytes, body: Request | Reply | Answers) -> list[bytes]:
+    """The four frames of a message."""
+    if isinstance(body, Result):
+        return [PROTOCOL, bytes((Kind.RESULT,)), request_id, body.body]
+    kind = Kind.RESULT if isinstance(body, _RESULTS) else _KINDS[type(body)]
+    return [PROTOCOL, bytes((kind,)), request_id, _ENCODER.encode(body)]
+
+
+def split(frames: Sequence[bytes]) -> Head:
+    """Take a message apart. Never raises: what is wrong with it stands in `error`."""
+    delimited = len(frames) > 0 and not frames[0]
+    rest = frames[1:] if delimited else frames
+    usable = len(rest) == 4 and MIN_ID_BYTES <= len(rest[2]) <= MAX_ID_BYTES
+    request_id = rest[2] if usable else b""
+    error: RequestError | None = None
+    if not rest:
+        error = BadFrame("a message needs 4 frames, got none")
+    elif rest[0] != PROTOCOL:
+        error = BadVersion(f"this worker speaks {PROTOCOL.decode()}, not {rest[0][:16]!r}")
+    elif len(rest) != 4:
+        error = BadFrame(f"a message has 4 frames, got {len(rest)}")
+    elif len(rest[1]) != 1:
+        error = BadFrame(f"the message type is one byte, got {len(rest[1])}")
+    elif not usable:
+        error = BadFrame(f"a request id has {MIN_ID_BYTES} to {MAX_ID_BYTES} bytes, got {len(rest[2])}")
+    elif rest[1][0] not in Kind.__members__.values():
+        error = UnknownType(f"unknown message type 0x{rest[1][0]:02x}")
+    if error is not None:
+        return Head(delimited, 0, request_id, b"", error)
+    return Head(delimited, rest[1][0], request_id, rest[3])
+
+
+def decode_request(kind: int, body: bytes) -> Request:
+    """Decode a request body strictly. Raises BadField naming the field, BadFrame (no msgpack map) or TooLarge."""
+    if kind not in REQUESTS:
+        raise UnknownType(f"message type 0x{kind:02x} is not a request with a body")
+    if kind != Kind.GENERATE and len(body) > MAX_SMALL_BODY_BYTES:
+        raise TooLarge(f"the body of {Kind(kind).name} takes at most {MAX_SMALL_BODY_BYTES} bytes, got {len(body)}")
+    try:
+        return _DECODERS[kind].decode(body)
+    except msgspec.ValidationError as error:
+        if f"unknown field `{EXTENSION}" not in str(error):
+            raise _bad_field(error, body) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadFrame(f"the body is not a msgpack map: {error!s:.200}") from None
+    return _decode_extended(kind, body)
+
+
+def decode_reply(frames: Sequence[bytes]) -> tuple[bytes, Reply]:
+    """(request id, body) of a worker's message. Raises BadVersion, BadFrame, UnknownType or BadField."""
+    delimited = len(frames) > 0 and not frames[0]
+    rest = frames[1:] if delimited else frames
+    # Unlike a request's, the id of an ERROR may be empty.
+    if len(rest) != 4 or len(rest[1]) != 1 or len(rest[2]) > MAX_ID_BYTES:
+        raise BadFrame(f"a reply has 4 frames with a one-byte type, got {len(rest)}")
+    if rest[0] != PROTOCOL:
+        raise BadVersion(f"the worker speaks {rest[0][:16]!r}, not {PROTOCOL.decode()}")
+    kind = rest[1][0]
+    if kind == Kind.RESULT:
+        return rest[2], Result(rest[3])
+    if kind < 0x80 or kind not in _DECODERS:
+        raise UnknownType(f"unknown reply type 0x{kind:02x}")
+    try:
+        return rest[2], _DECODERS[kind].decode(rest[3])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadField(f"a reply of type 0x{kind:02x} cannot be decoded: {error!s:.200}") from None
+
+
+def _decode_extended(kind: int, body: bytes) -> Request:
+    """Decode a body that has extension keys: drop them, then decode strictly."""
+    try:
+        plain = {key: raw for key, raw in _RAW.decode(body).items() if not key.startswith(EXTENSION)}
+        return _DECODERS[kind].decode(_ENCODER.encode(plain))
+    except msgspec.ValidationError as error:
+        raise _bad_field(error, body) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadFrame(f"the body is not a msgpack map: {error!s:.200}") from None
+
+
+def _bad_field(error: msgspec.ValidationError, body: bytes) -> RequestError:
+    """The refusal that names what is wrong: a key, the path of a value ("messages[2].role"), a sampling parameter."""
+    text = str(error)
+    path = re.search(r"(?:at|in) `\$\.?([^`]{0,80})`$", text)
+    if path is None and text.startswith("Expected `object`, got"):
+        return BadFrame(f"the body must be a msgpack map: {text:.200}")
+    if path is not None and not path[1]:
+        return BadFrame(f"the body must be a msgpack map with strings as keys: {text:.200}")
+    where = path[1].split("[...]")[0] if path else ""
+    if where == "sampling" and (name := _bad_sampling(body)):
+        where, text = name, text.replace("sampling[...]", f"sampling.{name}")
+    key = re.search(r"(?:unknown|required) field `([^`]{1,80})", text)
+    return BadField(text[:300], field=".".join(filter(None, (where, key and key[1]))) or None)
+
+
+def _bad_sampling(body: bytes) -> str:
+    """The first sampling parameter whose value is of no known type; empty if there is none."""
+    try:
+        values = _RAW.decode(_RAW.decode(body)["sampling"])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return ""
+    for name, raw in values.items():
+        try:
+            _SAMPLING_VALUE.decode(raw)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            return name[:80]
+    return ""

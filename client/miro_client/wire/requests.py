@@ -1,0 +1,99 @@
+"""Bodies from client to worker. They are decoded strictly: types, ranges, no unknown key unless it begins with x_."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from miro_client.wire.kinds import MAX_CREDIT, MAX_MESSAGES, MAX_SAMPLING_ITEMS, MAX_SAMPLING_KEYS
+
+
+class _Request(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of the request bodies: strict."""
+
+
+class Hello(_Request, kw_only=True):
+    minor: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    client: Annotated[str, Meta(max_length=256)] = ""
+    lang: Annotated[str, Meta(max_length=64)] = ""
+
+
+class TextPart(_Request, kw_only=True):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(_Request, kw_only=True):
+    """What a chat template may be told, the same as `Engine` takes; what is nil counts as absent.
+
+    tool_calls: a list of maps. A worker reads it later, within limits on depth and number of values; here it may be
+    given as Python's own lists and maps, or encoded.
+    """
+
+    role: Annotated[str, Meta(min_length=1, max_length=64)]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: msgspec.Raw = msgspec.Raw()
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
+
+
+SamplingItems = Annotated[list[int | str], Meta(max_length=MAX_SAMPLING_ITEMS)]
+SamplingValue = None | bool | int | float | str | SamplingItems
+Sampling = Annotated[dict[str, SamplingValue], Meta(max_length=MAX_SAMPLING_KEYS)]
+
+
+class Generate(_Request, kw_only=True):
+    """Exactly one of prompt, tokens (int32 little-endian) and messages is set. `sampling` is checked by the worker."""
+
+    prompt: str | None = None
+    tokens: bytes | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    sampling: Sampling = {}
+    n: Annotated[int, Meta(ge=1, le=64)] = 1
+    stream: bool = False
+    credit: Annotated[int, Meta(ge=1, le=MAX_CREDIT)] | None = None
+    deadline_ms: Annotated[int, Meta(ge=1, le=2**53)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
+    logprobs: int | None = None
+    echo: bool = False
+    resume: dict[str, int | bytes] | None = None
+
+
+class Credit(_Request, kw_only=True):
+    add: Annotated[int, Meta(ge=1, le=MAX_CREDIT)]
+
+
+class Cancel(_Request, kw_only=True):
+    pass
+
+
+class Ping(_Request, kw_only=True):
+    """echo: any value; it comes back in the PONG."""
+
+    echo: Any = None
+
+
+class Stats(_Request, kw_only=True):
+    pass
+
+
+class Health(_Request, kw_only=True):
+    pass
+
+
+class Models(_Request, kw_only=True):
+    pass
+
+
+class Drain(_Request, kw_only=True):
+    """grace_ms: how long running requests may go on; None leaves it to the worker."""
+
+    grace_ms: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+
+
+Request = Hello | Generate | Credit | Cancel | Ping | Stats | Health | Models | Drain
