@@ -75,7 +75,8 @@ def test_a_grace_time_out_of_range_is_refused_here(client, worker, grace):
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize("name", ["stats", "health", "models", "drain"])
-def test_a_worker_that_is_not_there(endpoint, kind, name):
+def test_a_worker_that_is_not_there(endpoint, kind, name, monkeypatch):
+    monkeypatch.setattr("miro_client.connection.CONNECT_S", 0.3)
     client = kind(endpoint)
     began = time.monotonic()
     with pytest.raises((ConnectionLost, RequestTimeout)):

@@ -1,4 +1,4 @@
-"""`miro`, the command line: `run`, `serve`, `pull`, `inspect`.
+"""`miro`, the command line.
 
 A command's module is imported when that command is called, and the engine, the worker or a socket only inside it, so
 that `miro --help` is instant. Exit status: 0 done, 1 failed (one line on stderr), 2 wrong usage, 130 interrupted, 141
@@ -23,10 +23,12 @@ PIPE_CLOSED = 141
 
 #: Command name -> one line of help. The command `name` is `command` in miro_client.cli.<name>.
 COMMANDS = {
+    "drain": "Make a worker finish and end.",
     "inspect": "Describe a model: sizes, types, memory.",
     "pull": "Fetch a model into the cache folder.",
     "run": "Answer one prompt, here or through a worker.",
     "serve": "Serve a model over ZeroMQ.",
+    "status": "Say whether a worker is ready, and what it does.",
 }
 
 

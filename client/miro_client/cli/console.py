@@ -30,6 +30,14 @@ def one_line(text: str) -> str:
     return text.strip().translate(_BREAKS).translate(_CONTROLS)
 
 
+def size_text(n: int) -> str:
+    """Bytes for a person to read."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n >= scale:
+            return f"{n / scale:.1f} {unit}"
+    return f"{n} bytes"
+
+
 class TextOut:
     """Streams generated text to stdout and ends it with a line break."""
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from miro_client.cli.console import Failure, one_line
+from miro_client.cli.connecting import endpoint_of
+from miro_client.cli.console import Failure, one_line, size_text
 
 if TYPE_CHECKING:
+    from miro_client.wire import ModelInfo
     from miro_cy.inspect import ModelReport
 
 
@@ -23,17 +25,27 @@ def load() -> click.Command:
     epilog="""\b
     Examples:
       miro inspect smollm2
-      miro inspect ./Llama-3.2-1B --context 8192 --json""",
+      miro inspect ./Llama-3.2-1B --context 8192 --json
+      miro inspect --connect default""",
 )
-@click.argument("model")
+@click.argument("model", required=False)
+@click.option("--connect", metavar="ENDPOINT", help="Describe what a worker serves; 'default' is the usual one.")
 @click.option("--context", type=click.IntRange(1), metavar="N", help="Show the memory for N tokens, not the most.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def inspect(model: str, context: int | None, as_json: bool) -> None:
+def inspect(model: str | None, connect: str | None, context: int | None, as_json: bool) -> None:
     """Describe MODEL: a GGUF file, a Hugging Face folder, or the name of a pulled model.
 
     Only headers are read. Memory is what the weights take once packed, and the KV cache of one context; the buffers of
-    a step come on top.
+    a step come on top. With --connect, a worker says what it serves.
     """
+    if (model is None) == (connect is None):
+        raise click.UsageError("give a MODEL, or a worker with --connect")
+    if connect is not None:
+        if context is not None:
+            raise click.UsageError("--context is the worker's to choose: not with --connect")
+        _ask_worker(endpoint_of(connect), as_json)
+        return
+    assert model is not None
     try:
         from miro_cy.inspect import inspect_model
     except ModuleNotFoundError as error:
@@ -49,15 +61,42 @@ def inspect(model: str, context: int | None, as_json: bool) -> None:
         click.echo(f"{label:<18}{one_line(text)}")
 
 
+def _ask_worker(endpoint: str, as_json: bool) -> None:
+    from msgspec.structs import asdict
+
+    from miro_client import Client
+
+    with Client(endpoint) as client:
+        models = client.models()
+    if as_json:
+        click.echo(json.dumps({"models": [asdict(model) for model in models]}, ensure_ascii=False).encode())
+        return
+    for model in models:
+        for label, text in _served(model):
+            click.echo(f"{label:<18}{one_line(text)}")
+
+
+def _served(model: ModelInfo) -> Iterator[tuple[str, str]]:
+    yield "model", model.name
+    yield "architecture", f"{model.architecture}, {model.layers:,} layers, vocabulary of {model.vocab_size:,}"
+    yield "context", f"{model.context:,} tokens"
+    yield "compute", f"{model.compute} on {model.isa}, {model.threads} threads"
+    yield "weights", size_text(model.weight_bytes)
+    cache = f"{model.capacity:,} tokens of {model.kv_bytes_per_token:,} bytes in {model.kv_dtype}"
+    yield "KV cache", f"{size_text(model.capacity * model.kv_bytes_per_token)}: {cache}, blocks of {model.block_size}"
+    yield "prompts", "text, messages and token ids" if model.text else "token ids only"
+    yield "fingerprint", model.fingerprint
+
+
 def _lines(report: ModelReport) -> Iterator[tuple[str, str]]:
     r = report
     yield "model", r.name
     yield "path", r.path
     yield "format", f"{r.format}, architecture {r.architecture}"
-    yield "parameters", f"{r.parameters:,} in {_size(r.bytes)}"
+    yield "parameters", f"{r.parameters:,} in {size_text(r.bytes)}"
     for kind, share in r.types.items():
         percent = 100 * share.bytes / r.bytes
-        yield f"  {kind}", f"{share.tensors:,} tensors, {_size(share.bytes)} ({percent:.1f} %)"
+        yield f"  {kind}", f"{share.tensors:,} tensors, {size_text(share.bytes)} ({percent:.1f} %)"
     yield "layers", f"{r.layers}, hidden size {r.hidden_size:,}, inner size {r.ffn_size:,}"
     yield "heads", f"{r.heads} of {r.head_dim} dimensions, {r.kv_heads} for keys and values"
     tied = ", output tied to the embedding" if r.tied_output else ""
@@ -71,13 +110,5 @@ def _lines(report: ModelReport) -> Iterator[tuple[str, str]]:
     yield "memory", f"at {r.context:,} tokens:"
     for dtype, memory in r.memory.items():
         default = " (default)" if dtype == r.kv_dtype else ""
-        parts = f"weights {_size(memory.weights)} + KV cache {_size(memory.kv)}"
-        yield f"  {dtype}{default}", f"{_size(memory.total)} = {parts}"
-
-
-def _size(n: int) -> str:
-    """Bytes for a person to read."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n >= scale:
-            return f"{n / scale:.1f} {unit}"
-    return f"{n} bytes"
+        parts = f"weights {size_text(memory.weights)} + KV cache {size_text(memory.kv)}"
+        yield f"  {dtype}{default}", f"{size_text(memory.total)} = {parts}"

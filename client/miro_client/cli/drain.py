@@ -1,0 +1,41 @@
+"""`miro drain`: end a worker as SIGTERM does, from anywhere its admin socket can be reached."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from miro_client.cli.connecting import connect_option, endpoint_of
+
+
+def load() -> click.Command:
+    return drain
+
+
+@click.command(
+    epilog="""\b
+    Examples:
+      miro drain
+      miro drain --connect ipc:///tmp/miro.sock --grace-ms 60000""",
+)
+@connect_option
+@click.option(
+    "--grace-ms", type=click.IntRange(0, 2**31 - 1), metavar="N", help="Time to finish  [default: the worker's own]."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: live.")
+def drain(connect: str, grace_ms: int | None, as_json: bool) -> None:
+    """Make a worker take nothing new, finish what runs, and end.
+
+    Returns at once; `miro status` shows when it is gone. What has not finished within the grace time ends with
+    `restarted`.
+    """
+    endpoint = endpoint_of(connect)
+    from miro_client import Client
+
+    with Client(endpoint) as client:
+        live = client.drain(grace_ms)
+    if as_json:
+        click.echo(json.dumps({"live": live}))
+    else:
+        click.echo(f"draining: {live} requests may still finish")
