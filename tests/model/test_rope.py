@@ -60,3 +60,21 @@ def test_what_is_no_scaling() -> None:
     assert RopeSpec(1e4, 8).scaling == "none"
     assert RopeSpec(1e4, 8, 2.0).scaling == "linear"
     assert RopeSpec(1e4, 8, 2.0, (1.0,) * 4).scaling == "linear+factors"
+
+
+def test_positions_far_into_a_text_turn_as_the_formula_says() -> None:
+    """A scaling that is parsed and then forgotten reads well at first: the angles at 8,000 and 120,000 tell."""
+    factors = llama3_factors(500000.0, 64, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8192)
+    far = np.array([8191, 120_000])
+    for spec, frequencies in (
+        (RopeSpec(500000.0, 64, factors=factors), [llama3(f, 8.0, 1.0, 4.0, 8192) for f in plain(500000.0, 64)]),
+        (RopeSpec(10000.0, 64, 4.0), [f / 4.0 for f in plain(10000.0, 64)]),
+    ):
+        tables = RopeTables(spec, 2**17)
+        tables.fill_to(int(far[-1]) + 1)
+        angles = np.outer(far, frequencies)
+        # An angle of a float32 product: within its rounding, 120,000 * 2**-24 radians and a little.
+        np.testing.assert_allclose(tables.cos[far], np.cos(angles), atol=3e-2)
+        np.testing.assert_allclose(tables.sin[far], np.sin(angles), atol=3e-2)
+        unscaled = np.cos(np.outer(far, plain(spec.theta, 64)))
+        assert np.abs(tables.cos[far] - unscaled).max() > 0.5
