@@ -22,13 +22,19 @@ LOGPROBS = st.none() | st.lists(
 SAMPLING = st.dictionaries(
     TEXT, st.none() | st.booleans() | st.integers(0, 2**64 - 1) | FLOATS | TEXT | st.lists(TEXT | COUNTS, max_size=3)
 )
+#: What stays encoded until a worker reads it.
+RAW = (TEXT | st.lists(st.dictionaries(TEXT, COUNTS, max_size=2), max_size=2)).map(
+    lambda value: msgspec.Raw(msgspec.msgpack.encode(value))
+)
 PROMPTS = st.one_of(
     st.fixed_dictionaries({"prompt": TEXT}),
     st.fixed_dictionaries({"tokens": TOKENS.map(wire.pack_ids)}),
     st.fixed_dictionaries(
         {
             "messages": st.lists(
-                st.builds(wire.ChatMessage, role=TEXT.filter(bool), content=TEXT), min_size=1, max_size=3
+                st.builds(wire.ChatMessage, role=TEXT.filter(bool), content=RAW, name=TEXT, tool_calls=RAW),
+                min_size=1,
+                max_size=3,
             )
         }
     ),

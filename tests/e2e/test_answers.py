@@ -68,7 +68,7 @@ def test_log_probabilities_of_greedy_answers(tiny: Engine, ask: Ask, sampling: d
     assert len(answer.logprobs) == len(rows) == 6
     for row, token, entry in zip(rows, answer.tokens, answer.logprobs, strict=True):
         expected = row - row.max() - np.log(np.exp(row - row.max()).sum())
-        order = sorted(range(len(row)), key=lambda i: (-row[i], i))[:8]  # noqa: B023
+        order = sorted(range(len(row)), key=lambda i: (-row[i], i))[:8]
         assert [i for i, _ in entry.top] == order
         assert token == order[0] == int(row.argmax())
         assert entry.logprob == entry.top[0][1] == pytest.approx(expected[token], abs=1e-5)
@@ -88,8 +88,8 @@ class Poisoned:
         at = 0
         for slot, first, n_tok, n_log in view.rows():
             at += n_log
-            if (first, n_tok) == (0, self.n_prompt):
-                self.slots.add(slot)
+            if first == 0:  # a sequence begins, in a slot that another may have had
+                (self.slots.add if n_tok == self.n_prompt else self.slots.discard)(slot)
             if slot in self.slots and first == self.n_prompt + 1:
                 logits[at - 1] = np.nan
         return logits

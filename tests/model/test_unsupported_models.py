@@ -37,5 +37,5 @@ def test_a_model_that_is_not_supported_is_refused_by_name(reference_data: Path, 
 @pytest.mark.parametrize("name", sorted(set(REFUSED) - {"gemma3", "mistral-swa", "smollm3"}))  # these have none
 def test_so_is_its_gguf_file(reference_data: Path, name: str) -> None:
     file = reference_data / "hf" / name / "model-f32.gguf"
-    with pytest.raises(UnsupportedModel, match="scaling 'yarn'|architecture|mixture-of-experts"):
+    with pytest.raises(UnsupportedModel, match=r"scaling 'yarn'|architecture|mixture-of-experts"):
         Engine.load(file, threads=1)

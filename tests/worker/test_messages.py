@@ -94,9 +94,9 @@ def test_what_the_engine_refuses_a_worker_refuses_by_the_same_name(serve, raw, a
     assert isinstance(client.receive()[1], wire.Pong)
 
 
-def of_tool_calls(encoded: bytes) -> bytes:
-    """A GENERATE body with one message, whose tool_calls are these bytes."""
-    head = msgspec.msgpack.encode({"messages": [{"role": "assistant", "tool_calls": None}]})
+def message_with(key: str, encoded: bytes) -> bytes:
+    """A GENERATE body with one message, of which one value is these bytes."""
+    head = msgspec.msgpack.encode({"messages": [{"role": "assistant", key: None}]})
     assert head.endswith(b"\xc0")
     return head[:-1] + encoded
 
@@ -105,6 +105,7 @@ def array(count: int, item: bytes) -> bytes:
     return b"\xdd" + count.to_bytes(4, "big") + item * count
 
 
+@pytest.mark.parametrize("key", ["content", "tool_calls"])
 @pytest.mark.parametrize(
     "encoded",
     [
@@ -117,24 +118,25 @@ def array(count: int, item: bytes) -> bytes:
         b"\x91\x81\xa1a\xd4\x01\x00",  # an extension type
         b"\x91\x81\xa2\xff\xfe\xc0",
         b"\xc4\x02ab",
+        array(240_000, b"\x82\xa4type\xa4text\xa4text\xa0"),
         b"\x05",
     ],
-    ids=range(10),
+    ids=range(11),
 )
-def test_promise_bounded_tool_calls(serve, raw, engine, encoded):
+def test_promise_bounded_messages(serve, raw, key, encoded):
     """Promise 4: refused before memory is taken for what they hold, and nobody waits for it."""
     worker = serve()
     client, other = raw(worker), raw(worker)
     running = other.generate("abc", max_tokens=3)
-    client.frames(b"MIRO1", GENERATE, ID, of_tool_calls(encoded))
+    client.frames(b"MIRO1", GENERATE, ID, message_with(key, encoded))
     (error,) = client.until_end(ID)
-    assert (error.code, error.field) == ("bad_field", "messages[0].tool_calls")
+    assert (error.code, error.field) == ("bad_field", f"messages[0].{key}")
     assert other.until_end(running)[-1].reason == "length"
 
 
 def test_tool_calls_nested_past_any_stack_are_a_bad_frame(serve, raw):
     client = raw(serve())
-    client.frames(b"MIRO1", GENERATE, ID, of_tool_calls(b"\x91" * 100_000 + b"\xc0"))
+    client.frames(b"MIRO1", GENERATE, ID, message_with("tool_calls", b"\x91" * 100_000 + b"\xc0"))
     (error,) = client.until_end(ID)
     assert error.code == "bad_frame"
     client.send(wire.Ping())
@@ -164,7 +166,7 @@ def test_messages_are_encoded_as_specified():
     messages = [
         wire.ChatMessage(role="user", content="hi"),
         wire.ChatMessage(role="assistant", tool_calls=[{"a": 1}]),
-        wire.ChatMessage(role="user", content=[wire.TextPart(type="text", text="x")]),
+        wire.ChatMessage(role="user", content=[{"type": "text", "text": "x"}]),
     ]
     frames = wire.encode(ID, wire.Generate(messages=messages))
     assert frames[3] == (

@@ -1,4 +1,4 @@
-"""Messages off the wire, as the engine takes them. Tool calls are read here, within limits, on the text thread."""
+"""Messages off the wire, as the engine takes them. What nests is read here, within limits, on the text thread."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def size_of(messages: Sequence[wire.ChatMessage]) -> int:
 def unpack_messages(messages: Sequence[wire.ChatMessage]) -> list[dict[str, Any]]:
     """The messages as maps, for `Engine.prepare`, which checks the rest.
 
-    Raises BadField naming messages[i].tool_calls when they are no msgpack, nest deeper than MAX_DEPTH, or hold more
-    than MAX_VALUES values in the whole conversation: before memory is taken for them.
+    Raises BadField naming messages[i].content or .tool_calls when they are no msgpack, nest deeper than MAX_DEPTH, or
+    hold more than MAX_VALUES values in the whole conversation: before memory is taken for them.
     """
     reader = _Reader()
-    return [reader.read(f"messages[{i}].tool_calls", message) for i, message in enumerate(messages)]
+    return [reader.read(f"messages[{i}]", message) for i, message in enumerate(messages)]
 
 
 class _Reader:
@@ -41,19 +41,21 @@ class _Reader:
         self._left = MAX_VALUES
 
     def read(self, where: str, message: wire.ChatMessage) -> dict[str, Any]:
-        given: dict[str, Any] = msgspec.to_builtins(
-            {
-                name: value
-                for name in message.__struct_fields__
-                if name != "tool_calls" and (value := getattr(message, name)) is not None
-            }
-        )
-        if memoryview(message.tool_calls).nbytes:
-            try:
-                given["tool_calls"] = self._value(where, message.tool_calls, -1)
-            except (msgspec.DecodeError, RecursionError) as error:
-                raise BadField(f"{where} must be plain JSON: {error!s:.200}", field=where) from None
+        given: dict[str, Any] = {}
+        for name in message.__struct_fields__:
+            value = getattr(message, name)
+            if isinstance(value, Raw):
+                if memoryview(value).nbytes:
+                    given[name] = self._read(f"{where}.{name}", value)
+            elif value is not None:
+                given[name] = value
         return given
+
+    def _read(self, where: str, raw: Raw) -> Any:
+        try:
+            return self._value(where, raw, -1)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise BadField(f"{where} must be plain JSON: {error!s:.200}", field=where) from None
 
     def _value(self, where: str, raw: Raw, depth: int) -> Any:
         if depth > MAX_DEPTH:

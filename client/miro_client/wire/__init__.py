@@ -56,7 +56,6 @@ from miro_client.wire.requests import (
     SamplingItems,
     SamplingValue,
     Stats,
-    TextPart,
 )
 
 __all__ = [
@@ -104,7 +103,6 @@ __all__ = [
     "SamplingValue",
     "Stats",
     "StatsReply",
-    "TextPart",
     "Timing",
     "Usage",
     "Welcome",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -20,20 +20,15 @@ class Hello(_Request, kw_only=True):
     lang: Annotated[str, Meta(max_length=64)] = ""
 
 
-class TextPart(_Request, kw_only=True):
-    type: Literal["text"]
-    text: str
-
-
 class ChatMessage(_Request, kw_only=True):
     """What a chat template may be told, the same as `Engine` takes; what is nil counts as absent.
 
-    tool_calls: a list of maps. A worker reads it later, within limits on depth and number of values; here it may be
-    given as Python's own lists and maps, or encoded.
+    content, tool_calls: a text or a list of maps, and a list of maps. A worker reads them later, within limits on depth
+    and number of values; to be sent, they may be given as Python's own.
     """
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
-    content: str | list[TextPart] | None = None
+    content: msgspec.Raw = msgspec.Raw()
     name: str | None = None
     tool_calls: msgspec.Raw = msgspec.Raw()
     tool_call_id: str | None = None
