@@ -30,7 +30,7 @@ MAX_UINT64 = 2**64 - 1
 class SamplingParams:
     """How the tokens of one request are chosen, and when it ends.
 
-    max_tokens: most tokens to generate; None means what is left of the context.
+    max_tokens: most tokens to generate; 0 only checks and counts the prompt, None means what is left of the context.
     temperature: 0 is greedy (argmax, ties to the lowest id); at most 2.
     top_k: keep the k most likely tokens, ties to the lowest id; 0 or -1 keeps all.
     top_p: keep the smallest set of most likely tokens whose probability reaches top_p, in (0, 1].
