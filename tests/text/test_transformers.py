@@ -1,6 +1,6 @@
 """The same as Hugging Face transformers: rendered templates byte for byte, ids and texts of folders.
 
-Skipped where transformers is not installed; it is no dependency. (pip install transformers)
+Skipped where transformers is not installed; it is no dependency. (pip install transformers tiktoken protobuf)
 """
 
 from __future__ import annotations
@@ -184,6 +184,8 @@ def test_template_of_a_folder(make_folder: Files, tokenizer_json: Callable[..., 
 
 def test_sentencepiece_folder(make_folder: Files, reference_data: Path, tmp_path: Path) -> None:
     """The spaces around special tokens. (transformers 5 merges some runs of spaces differently from SentencePiece.)"""
+    for package in ("tiktoken", "google.protobuf"):  # which transformers wants to read a tokenizer.model
+        pytest.importorskip(package, reason=f"{package} is not installed")
     tokenizer = load_tokenizer(reference_data / "vocab" / "ggml-vocab-llama-spm.gguf")
     pieces = tokenizer._codec._pieces  # type: ignore[union-attr]
     from miro_cy.text import spm
