@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from miro_client.cli.connecting import endpoint_of
+
 DEFAULT_MODEL = "smollm2"
 #: Options that shape the engine of this process, and so mean nothing with --connect.
 ENGINE_OPTIONS = ("model", "threads", "compute", "max_context")
@@ -74,8 +76,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     for name in ENGINE_OPTIONS:
         if options[name] is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} is the worker's to choose: not with --connect")
-    if options["connect"] != "default" and "://" not in options["connect"]:
-        raise click.UsageError(f"--connect takes an endpoint such as ipc:///tmp/miro.sock, not {options['connect']!r}")
+    endpoint_of(options["connect"])
 
 
 def valid_text(source: str, text: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from miro_client.cli.answers import Ask, from_engine, from_worker
+from miro_client.cli.connecting import endpoint_of
 from miro_client.cli.console import Failure, Progress
 from miro_client.cli.options import DEFAULT_MODEL
 
@@ -40,10 +41,9 @@ class Source:
 def open_source(options: Mapping[str, Any]) -> Iterator[Source]:
     """The source that the options name; see `options.source_options` and `options.engine_options`."""
     if options["connect"] is not None:
-        from miro_client import Client, default_endpoint
+        from miro_client import Client
 
-        endpoint = default_endpoint() if options["connect"] == "default" else options["connect"]
-        with Client(endpoint) as client:
+        with Client(endpoint_of(options["connect"])) as client:
 
             def about() -> About:
                 welcome = client.hello(None)  # no time limit of its own: the connection's says better what is wrong
