@@ -109,6 +109,10 @@ def test_command_line_example(environment: dict[str, str]) -> None:
     assert 0 < len(answer["tokens"]) <= 40
     assert answer["usage"]["completion_tokens"] == len(answer["tokens"])
     assert "at 4,096 tokens" in run(["bash", "-c", inspect], environment)
+    chat, piped = block("From the command line", "bash", 1).strip().splitlines()
+    assert run(["bash", "-c", chat], environment) == ""  # nothing is asked on an empty standard input
+    first, second = map(json.loads, run(["bash", "-c", piped], environment).splitlines())
+    assert second["usage"]["prompt_tokens"] > first["usage"]["prompt_tokens"] + len(first["tokens"])
 
 
 def test_worker_and_client_example(environment: dict[str, str], worker: subprocess.Popen[bytes]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +16,8 @@ import miro_cy
 from miro_cy.errors import ContextOverflow, MiroError, Unsupported
 from miro_cy.requests import Event, Timing, Usage
 from miro_cy.sampling.params import SamplingParams
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 class FakeEngine:
@@ -27,6 +32,13 @@ class FakeEngine:
     asked: list[tuple[Any, SamplingParams]]
     closed = 0
     streams_closed = 0
+    name = "fake"
+    context = 4096
+    generation = SimpleNamespace(sampling={})
+
+    @property
+    def tokenizer(self) -> SimpleNamespace:
+        return SimpleNamespace(has_template=self.has_template)
 
     @classmethod
     def load(cls, path_or_name: str, **overrides: Any) -> FakeEngine:
@@ -107,6 +119,9 @@ class FakeClient:
     def __exit__(self, *exc: object) -> None:
         pass
 
+    def hello(self, timeout: float | None = None) -> SimpleNamespace:
+        return SimpleNamespace(model="fake", context=4096)
+
     def generate(self, prompt: str | None, *, messages: Any = None, **sampling: Any) -> FakeStream:
         asked = {"messages": messages} if prompt is None else prompt
         return FakeStream(self.engine().stream(asked, SamplingParams(**sampling)))
@@ -116,7 +131,7 @@ class FakeClient:
 def client(monkeypatch: pytest.MonkeyPatch, engine: type[FakeEngine]) -> type[FakeClient]:
     fake = type("Fake", (FakeClient,), {"engine": engine, "endpoints": []})
     monkeypatch.setitem(vars(miro_client), "Client", fake)
-    monkeypatch.setitem(vars(miro_client), "default_endpoint", lambda: "ipc:///the/default")
+    monkeypatch.setattr("miro_client.endpoint.default_endpoint", lambda: "ipc:///the/default")
     return fake
 
 

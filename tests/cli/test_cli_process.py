@@ -169,10 +169,34 @@ sys.meta_path.insert(0, Missing())
 from miro_client.cli import main
 main(sys.argv[1:] or COMMAND)
 """
-    for command in (["run", "x"], ["pull", "smollm2"], ["serve", "--model", "m"], ["inspect", "m"]):
+    for command in (["run", "x"], ["chat"], ["pull", "smollm2"], ["serve", "--model", "m"], ["inspect", "m"]):
         with python(code.replace("COMMAND", repr(command))) as process:
             out, err = process.communicate()
         assert (process.returncode, out) == (1, b"")
         assert err.startswith(b"miro: error: ")
         assert b"pip install miro-cy" in err
         assert err.count(b"\n") == 1
+
+
+IMPORTING = """
+import importlib.abc, os, signal
+class Slow(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Slow())
+from miro_client.__main__ import main
+sys.argv[1:] = ["--version"]
+main()
+"""
+
+
+def test_an_interrupt_while_the_program_is_still_importing_is_quiet() -> None:
+    with python(IMPORTING) as process:
+        out, err = process.communicate()
+    assert (process.returncode, out, err) == (130, b"", b"")
+    with python(
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" + IMPORTING
+    ) as process:  # as for `miro &`
+        out, err = process.communicate()
+    assert (process.returncode, out[:5], err) == (0, b"miro ", b"")

@@ -1,4 +1,4 @@
-"""Where `miro run` gets its answer: an engine in this process, or a worker. Both look the same from here on.
+"""How `miro run` and `miro chat` get answers, from an engine in this process or a worker: both look the same here.
 
 An answer is a generator: it yields text as it comes and returns an Answer. Closing it ends the request.
 """
@@ -16,28 +16,24 @@ if TYPE_CHECKING:
     from miro_client import Client
     from miro_cy import Engine
 
-#: Without --max-tokens: at most so many tokens, fewer where the context ends before.
-DEFAULT_MAX_TOKENS = 512
-
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked. max_tokens None means the default; sampling holds only what the user stated."""
+    """What is asked: messages, and text instead where there are none or the model has no chat template.
 
-    prompt: str
-    system: str | None = None
-    raw: bool = False
+    max_tokens None means at most default_max_tokens, fewer where the context ends before.
+    """
+
+    messages: list[dict[str, str]] | None = None
+    text: str | None = None
     max_tokens: int | None = None
+    default_max_tokens: int = 512
     sampling: dict[str, Any] = field(default_factory=dict)
-
-    def messages(self) -> list[dict[str, str]]:
-        said = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*said, {"role": "user", "content": self.prompt}]
 
 
 @dataclass(slots=True)
 class Answer:
-    """The whole answer; field names are those of `miro run --json`. Times in milliseconds."""
+    """The whole answer; field names are those of --json. Times in milliseconds."""
 
     text: str
     tokens: list[int]
@@ -52,16 +48,16 @@ Ask = Callable[[str | None, list[dict[str, str]] | None, int | None, dict[str, A
 
 
 def answer(ask: Ask, question: Question) -> Pieces:
-    """Ask as a chat, or as plain text where that is wanted or the model has no chat template.
+    """Ask once, and again in another way where the first is refused: without a template as text, and shorter.
 
     An answer of the default length that would pass the context's end is asked for again as "up to the end". Both are
     refusals that come before the first piece, so nothing is ever shown twice.
     """
-    chat, limit = not question.raw, question.max_tokens
-    limit = DEFAULT_MAX_TOKENS if limit is None else limit
+    messages, limit = question.messages, question.max_tokens
+    limit = question.default_max_tokens if limit is None else limit
     rest_of_context = False
     while True:
-        text, messages = (None, question.messages()) if chat else (question.prompt, None)
+        text = question.text if messages is None else None
         with closing(ask(text, messages, None if rest_of_context else limit, question.sampling)) as pieces:
             try:
                 first = next(pieces)
@@ -69,9 +65,9 @@ def answer(ask: Ask, question: Question) -> Pieces:
                 done: Answer = end.value
                 return done
             except Unsupported:
-                if not chat or question.system is not None:
+                if messages is None or question.text is None:
                     raise
-                chat = False
+                messages = None
             except ContextOverflow:
                 if rest_of_context or question.max_tokens is not None:
                     raise

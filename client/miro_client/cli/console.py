@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from typing import IO, Any
@@ -12,6 +13,10 @@ import click
 # A model's text, and a worker's error message, are data: on a terminal they must not move the cursor or set its title.
 _CONTROLS = dict.fromkeys([c for c in (*range(32), *range(127, 160)) if c not in (9, 10)], "\ufffd")
 _BREAKS = {9: " ", 10: " ", 13: " "}
+
+
+#: Most bytes of one prompt on standard input.
+MAX_INPUT_BYTES = 16 << 20
 
 
 class Failure(click.ClickException):
@@ -66,22 +71,44 @@ def remark(text: str) -> None:
         click.echo(one_line(text), err=True)
 
 
+def remark_cut(n_tokens: int) -> None:
+    remark(f"[cut after {n_tokens} tokens; --max-tokens sets how many]")
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One line on stdout, in UTF-8 whatever the locale."""
+    click.echo(json.dumps(value, ensure_ascii=False).encode())
+
+
 class Progress:
     """A line on stderr that redraws itself, on a terminal only; `progress(done, total, what)` in bytes."""
 
     def __init__(self, subject: str) -> None:
-        self._subject = subject
+        self._subject = one_line(subject)
         self._shown = ""
 
     def __call__(self, done: int, total: int, what: str) -> None:
-        line = f"{what} {self._subject}: {done / 1e6:.0f} of {total / 1e6:.0f} MB"
+        self._show(f"{what} {self._subject}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+
+    def loading(self, done: int, total: int) -> None:
+        """Tensors of a model."""
+        self._show(f"loading {self._subject}: {100 * done // max(1, total)} %")
+
+    def _show(self, line: str) -> None:
         if line != self._shown and sys.stderr is not None and sys.stderr.isatty():
             click.echo(f"\r\x1b[K{line}", nl=False, err=True)
             self._shown = line
 
     def end(self) -> None:
+        """Leave the line where it is."""
         if self._shown:
             click.echo(err=True)
+            self._shown = ""
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._shown:
+            click.echo("\r\x1b[K", nl=False, err=True)
             self._shown = ""
 
 

@@ -1,0 +1,155 @@
+"""What the user says in `miro chat`, a turn at a time: from a terminal or a pipe, over one line or several."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+import click
+
+from miro_client.cli.console import MAX_INPUT_BYTES, Failure, remark
+
+QUOTES = '"""'
+PROMPT, MORE = ">>> ", "... "
+_COMMAND = re.compile(r"/([a-z]+|\?)(?:[ \t]+(.*))?[ \t]*")
+
+
+class Turn(NamedTuple):
+    """A question, or the command of that name."""
+
+    text: str
+    command: str | None = None
+
+
+def read_turn(line: Callable[[str], str]) -> Turn:
+    """The next turn. line(prompt) gives a line without its break.
+
+    Three quotes at the beginning of a line open a block, and three at the end of a line close it. A backslash at the
+    end of a line goes on with the next one. Raises EOFError at the end, UnclosedBlock inside a block.
+    """
+    first = line(PROMPT)
+    if first.lstrip().startswith(QUOTES):
+        return Turn(_block(first.lstrip()[len(QUOTES) :], line))
+    match = _COMMAND.fullmatch(first)
+    if match:
+        return Turn((match[2] or "").strip(), match[1])
+    text = first
+    while text.endswith("\\"):
+        try:
+            text = f"{text[:-1]}\n{line(MORE)}"
+        except EOFError:
+            return Turn(text[:-1])
+    return Turn(text)
+
+
+class UnclosedBlock(Exception):
+    """The input ended inside a block."""
+
+
+def _block(text: str, line: Callable[[str], str]) -> str:
+    while not text.rstrip().endswith(QUOTES):
+        try:
+            text = f"{text}\n{line(MORE)}"
+        except EOFError:
+            raise UnclosedBlock from None
+    return text.rstrip()[: -len(QUOTES)].strip("\n")
+
+
+class PipedInput:
+    """Turns from a pipe or a file, in UTF-8."""
+
+    def turn(self) -> Turn | None:
+        """The next turn, None at the end. Raises Failure for input that cannot be a turn."""
+        try:
+            return read_turn(self._line)
+        except EOFError:
+            return None
+        except UnclosedBlock:
+            raise Failure(f"standard input ends inside a block of {QUOTES}") from None
+
+    def _line(self, prompt: str) -> str:
+        data = sys.stdin.buffer.readline(MAX_INPUT_BYTES + 1)
+        if not data:
+            raise EOFError
+        if len(data) > MAX_INPUT_BYTES:
+            raise Failure(f"a line on standard input has more than {MAX_INPUT_BYTES} bytes")
+        try:
+            return data.decode().removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError:
+            raise Failure("standard input is not valid UTF-8") from None
+
+
+class Interrupts:
+    """Ctrl-C for who talks at a terminal: KeyboardInterrupt, but only inside `with interrupts:`.
+
+    Elsewhere it waits for the next such block, so that it never leaves half a change behind.
+    """
+
+    def __init__(self) -> None:
+        self._allowed = False
+        self._pending = False
+
+    def install(self) -> Callable[[], Any]:
+        """Take SIGINT over; call what this returns to give it back."""
+        before = signal.signal(signal.SIGINT, self._interrupt)
+        return lambda: signal.signal(signal.SIGINT, before)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if not self._allowed:
+            self._pending = True
+            return
+        self._allowed = False
+        raise KeyboardInterrupt
+
+    def __enter__(self) -> None:
+        self._allowed = True
+        if self._pending:
+            self._pending = self._allowed = False
+            raise KeyboardInterrupt
+
+    def __exit__(self, *_: object) -> None:
+        self._allowed = False
+
+
+class TerminalInput:
+    """Turns from a terminal, with line editing where Python has it. What is typed is kept in memory alone."""
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+        try:
+            import readline
+        except ImportError:
+            pass
+        else:
+            if "libedit" not in (readline.__doc__ or ""):
+                readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one turn
+        # Python's own streams, which tests may replace by what cannot be changed.
+        if hasattr(sys.stdin, "reconfigure"):
+            sys.stdin.reconfigure(errors="surrogateescape")
+
+    def turn(self) -> Turn | None:
+        """The next turn, None when the user leaves. Ctrl-C drops what was typed."""
+        while True:
+            try:
+                turn = read_turn(self._line)
+                turn.text.encode()
+                return turn
+            except KeyboardInterrupt:
+                click.echo(err=True)
+                remark("[Ctrl-D or /exit leaves]")
+            except UnicodeEncodeError:
+                remark("[not valid UTF-8: dropped]")
+            except (EOFError, UnclosedBlock):
+                click.echo(err=True)
+                return None
+
+    def _line(self, prompt: str) -> str:
+        with self._interrupts:
+            if sys.stdout.isatty():
+                return input(prompt)
+            click.echo(prompt, nl=False, err=True)
+            return input()
