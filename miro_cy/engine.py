@@ -240,7 +240,7 @@ class Engine:
         return {**self._parts.core.stats(), "threads": self._parts.executor.threads, "context": self.context}
 
     def describe(self) -> dict[str, Any]:
-        """What is served, for whoever asks from outside: names, sizes, settings. Text and numbers only."""
+        """What is served, for whoever asks from outside: names, sizes, settings, as JSON takes them."""
         parts, spec = self._parts, self._parts.spec
         executor = parts.executor
         return {
@@ -259,6 +259,8 @@ class Engine:
             "threads": executor.threads,
             "isa": parts.isa,
             "text": parts.tokenizer.supported,
+            "chat": parts.tokenizer.has_template,
+            "sampling": dict(parts.generation.sampling),
         }
 
     def warm_up(self) -> None:
@@ -313,8 +315,8 @@ class Engine:
         """Submit and wait until every ticket has ended; whatever interrupts the wait cancels the rest."""
         left = len(tickets)
         done = False
-        self._driver.submit(tickets)
-        try:
+        try:  # around the submission: an interrupt just after it must not leave the requests running
+            self._driver.submit(tickets)
             while left:
                 index, item = events.get()
                 event = event_of(item)
@@ -330,9 +332,9 @@ class Engine:
     def _stream(self, request: Request) -> Iterator[Event]:
         events: SimpleQueue[tuple[int, Event | Exception]] = SimpleQueue()
         tickets = self._tickets([request], events)
-        self._driver.submit(tickets)
         ended = False
-        try:
+        try:  # around the submission: an interrupt just after it must not leave the request running
+            self._driver.submit(tickets)
             while not ended:
                 event = event_of(events.get()[1])
                 ended = event.finish_reason is not None

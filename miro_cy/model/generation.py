@@ -66,6 +66,9 @@ def _sampling(stated: Mapping[str, Any], label: str) -> dict[str, float]:
         if not least <= value <= largest:
             raise ModelFormatError(f"{label}: {key} must be between {least} and {largest}, not {value!r:.80}")
         found[key] = value
+    if found.get("top_p") == 0:  # the likeliest token always stays: this is how these files spell greedy
+        del found["top_p"]
+        found["top_k"] = 1
     draws = stated.get("do_sample")
     if draws is not None and not isinstance(draws, bool):
         raise ModelFormatError(f"{label}: do_sample must be true or false, not {draws!r:.80}")

@@ -119,8 +119,8 @@ class FakeClient:
     def __exit__(self, *exc: object) -> None:
         pass
 
-    def hello(self, timeout: float | None = None) -> SimpleNamespace:
-        return SimpleNamespace(model="fake", context=4096)
+    def models(self, timeout: float | None = None) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name="fake", context=4096, chat=self.engine.has_template, sampling={})]
 
     def generate(self, prompt: str | None, *, messages: Any = None, **sampling: Any) -> FakeStream:
         asked = {"messages": messages} if prompt is None else prompt

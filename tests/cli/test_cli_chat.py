@@ -170,12 +170,9 @@ def test_a_model_without_a_template_is_refused_at_the_start(chat: Any, engine: A
     result = chat("one\n")
     assert (result.exit_code, result.stdout, engine.asked) == (1, "", [])
     assert "fake has no chat template" in result.stderr
-    result = chat("one\ntwo\n", "--connect", "default")  # only asking tells
-    assert (result.exit_code, len(engine.asked), result.stderr) == (
-        1,
-        1,
-        "miro: error: this model has no chat template\n",
-    )
+    result = chat("one\n", "--connect", "default")
+    assert (result.exit_code, engine.asked) == (1, [])
+    assert "fake has no chat template" in result.stderr
 
 
 def test_a_refused_question_does_not_end_the_chat(chat: Any, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,6 +188,7 @@ def test_promise_a_model_file_is_data_under_mutation_of_its_configuration(folder
         ({}, {}),
         ({"temperature": 0.6}, {}),
         ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0}, {"temperature": 0.6, "top_k": 1}),
         ({"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 50, "typical_p": 1.0},
          {"temperature": 0.6, "top_p": 0.9, "top_k": 50}),
     ],

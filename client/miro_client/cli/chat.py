@@ -57,8 +57,8 @@ def load() -> click.Command:
 def chat(as_json: bool, **options: Any) -> None:
     """Talk to a model. /help, typed as a question, lists the commands.
 
-    Without --connect the model runs in this process; then what its makers recommend (generation_config.json) are the
-    defaults of --temperature, --top-k and --top-p. Nothing that is said is written anywhere.
+    Without --connect the model runs in this process. --temperature, --top-k and --top-p default to what the model's
+    makers recommend (generation_config.json). Nothing that is said is written anywhere.
 
     Where standard input is no terminal, each of its lines is a question and answers alone are printed. With --json they
     have text, tokens, finish_reason, usage and timing; a question that failed has error and type, and the exit status
@@ -74,7 +74,7 @@ def chat(as_json: bool, **options: Any) -> None:
     with ExitStack() as stack:
         source = stack.enter_context(open_source(options))
         about = source.about()
-        if about.has_template is False:
+        if not about.has_template:
             raise Failure(f"{about.model} has no chat template that works, so it cannot chat; try: miro run --raw")
         terminal = sys.stdin.isatty()
         interrupts = Interrupts()

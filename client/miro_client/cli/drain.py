@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from miro_client.cli.connecting import connect_option, endpoint_of
+from miro_client.cli.console import print_json
 
 
 def load() -> click.Command:
@@ -36,6 +35,6 @@ def drain(connect: str, grace_ms: int | None, as_json: bool) -> None:
     with Client(endpoint) as client:
         live = client.drain(grace_ms)
     if as_json:
-        click.echo(json.dumps({"live": live}))
+        print_json({"live": live})
     else:
         click.echo(f"draining: {live} requests may still finish")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from miro_client.cli.connecting import endpoint_of
-from miro_client.cli.console import Failure, one_line, size_text
+from miro_client.cli.console import Failure, one_line, print_json, size_text
 
 if TYPE_CHECKING:
     from miro_client.wire import ModelInfo
@@ -54,7 +53,7 @@ def inspect(model: str | None, connect: str | None, context: int | None, as_json
         raise Failure("miro inspect needs the engine: pip install miro-cy") from error
     report = inspect_model(model, context)
     if as_json:
-        click.echo(json.dumps(asdict(report), ensure_ascii=False).encode())
+        print_json(asdict(report))
         return
     for label, text in _lines(report):
         # Names come from the file: on a terminal they must stay on their line.
@@ -69,7 +68,7 @@ def _ask_worker(endpoint: str, as_json: bool) -> None:
     with Client(endpoint) as client:
         models = client.models()
     if as_json:
-        click.echo(json.dumps({"models": [asdict(model) for model in models]}, ensure_ascii=False).encode())
+        print_json({"models": [asdict(model) for model in models]})
         return
     for model in models:
         for label, text in _served(model):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from miro_client.cli.answers import Ask, from_engine, from_worker
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 class About:
     """What answers. context: tokens. sampling: what the model's makers recommend, empty where that is not known.
 
-    has_template: whether it can chat; None where only asking tells.
+    has_template: whether it can chat.
     """
 
     model: str
     context: int
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    has_template: bool | None = None
+    sampling: Mapping[str, Any]
+    has_template: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ def open_source(options: Mapping[str, Any]) -> Iterator[Source]:
         with Client(endpoint_of(options["connect"])) as client:
 
             def about() -> About:
-                welcome = client.hello(None)  # no time limit of its own: the connection's says better what is wrong
-                return About(welcome.model, welcome.context)
+                (model,) = client.models(None)  # no time limit of its own: the connection's says better what is wrong
+                return About(model.name, model.context, model.sampling, model.chat)
 
             yield Source(from_worker(client), about)
         return

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
 from miro_client.cli.connecting import connect_option, endpoint_of
-from miro_client.cli.console import one_line, size_text
+from miro_client.cli.console import one_line, print_json, size_text
 
 if TYPE_CHECKING:
     from miro_client.wire import HealthReply, ModelInfo, StatsReply
@@ -42,7 +41,7 @@ def status(connect: str, as_json: bool) -> None:
         health, stats, models = client.health(), client.stats(), client.models()
     if as_json:
         found = {"health": asdict(health), "stats": asdict(stats), "models": [asdict(model) for model in models]}
-        click.echo(json.dumps(found, ensure_ascii=False).encode())
+        print_json(found)
     else:
         for label, text in _lines(health, stats, models):
             click.echo(f"{label:<12}{one_line(text)}")

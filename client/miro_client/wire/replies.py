@@ -152,7 +152,11 @@ class HealthReply(_Reply, kw_only=True):
 
 
 class ModelInfo(_Reply, kw_only=True):
-    """A model that is served; capacity: tokens that its KV cache holds."""
+    """A model that is served.
+
+    capacity: tokens that its KV cache holds; text, chat: whether prompts and messages are taken, not only token ids;
+    sampling: what its makers recommend.
+    """
 
     name: str
     context: int
@@ -169,6 +173,8 @@ class ModelInfo(_Reply, kw_only=True):
     threads: int = 0
     isa: str = ""
     text: bool = True
+    chat: bool = True
+    sampling: dict[str, float] = {}
 
 
 class ModelsReply(_Reply, kw_only=True):
