@@ -58,6 +58,7 @@ PLAIN = [
 OPENMP = [
     "miro_cy._kernels.weights",
     "miro_cy._kernels.ops",
+    "miro_cy._kernels.probe",
     "miro_cy.model.executor",
 ]
 

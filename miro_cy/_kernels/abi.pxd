@@ -28,6 +28,8 @@ cdef enum:
     QGROUP = 16         # k elements an activation scale covers
     KV_TILE = 64        # tokens an online-softmax tile covers, at absolute positions
     KV_RANGE = 512      # tokens a fresh (max, sum, acc) partial covers, at absolute positions
+    PROBE_LANES = 192   # most lanes of a probe's accumulators
+    PROBE_QUADS = 32    # quads a round of the int8 probe covers
 
 cdef enum Layout:
     LAYOUT_F32 = 0
@@ -179,6 +181,18 @@ cdef struct KernelTable:
     # first id, in id order, at which the running sum of exp(x * inv_temperature - lse) reaches u
     int32_t (*draw)(const float* x, Py_ssize_t n, float inv_temperature, float lse, double u) noexcept nogil
     float (*exp)(float x) noexcept nogil
+
+    # --- what the machine can do at this level; each thread calls these for itself ---
+    # XOR of the 32-bit words of n bytes, n a multiple of 512
+    uint32_t (*probe_read)(const uint8_t* p, Py_ssize_t n) noexcept nogil
+    # x[:fma_lanes] = x * a + b, `rounds` times
+    void (*probe_fma)(float* x, float a, float b, Py_ssize_t rounds) noexcept nogil
+    # out[dot_rows, dot_lanes] = sum over quads of w . x, `rounds` times over w [PROBE_QUADS][dot_lanes][4], values
+    # below 16, and the same x [dot_rows][4] for all quads
+    void (*probe_dot)(const uint8_t* w, const int8_t* x, int32_t* out, Py_ssize_t rounds) noexcept nogil
+    int fma_lanes           # at most PROBE_LANES, as is dot_rows * dot_lanes
+    int dot_rows
+    int dot_lanes
 
 
 cdef inline bint is_float_layout(int layout) noexcept nogil:

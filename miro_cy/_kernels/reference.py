@@ -212,3 +212,22 @@ def random_raw(rng: Any, kind: str, n: int, k: int) -> Bytes:
         scale = rng.uniform(-0.02, 0.02, count).astype(np.float16)
         blocks[:, offset : offset + 2] = scale.view(np.uint8).reshape(count, 2)
     return blocks.reshape(-1)
+
+
+def probe_read(buffer: Bytes) -> int:
+    """XOR of the 32-bit words of a uint8 buffer."""
+    return int(np.bitwise_xor.reduce(buffer.view(np.uint32)))
+
+
+def probe_fma(x: F32, a: float, b: float, rounds: int) -> F32:
+    """x * a + b, `rounds` times; exact where the sums need few bits."""
+    y = x.astype(np.float64)
+    for _ in range(rounds):
+        y = y * a + b
+    return y.astype(np.float32)
+
+
+def probe_dot(w: Bytes, x: NDArray[np.int8], rows: int, lanes: int, rounds: int) -> NDArray[np.int32]:
+    """int32 [rows, lanes]: `rounds` times the dot products of the quads of w [32, lanes, 4] with x [rows, 4]."""
+    quads = w[: 32 * lanes * 4].reshape(32, lanes, 4).astype(np.int64)
+    return (rounds * np.einsum("slq,rq->rl", quads, x[: rows * 4].reshape(rows, 4))).astype(np.int32)

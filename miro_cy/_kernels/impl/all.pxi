@@ -8,6 +8,7 @@ include "matmul_float.pxi"
 include "matmul_int.pxi"
 include "attention.pxi"
 include "logits.pxi"
+include "probe.pxi"
 
 from cpython.pycapsule cimport PyCapsule_New
 
@@ -32,6 +33,12 @@ TABLE.log_softmax = log_softmax
 TABLE.top_k = top_k
 TABLE.draw = draw
 TABLE.exp = exp_row
+TABLE.probe_read = probe_read
+TABLE.probe_fma = probe_fma
+TABLE.probe_dot = probe_dot
+TABLE.fma_lanes = PROBE_ACCUMULATORS * MI_VL
+TABLE.dot_rows = 4 if MI_NARROW else 6
+TABLE.dot_lanes = MI_VL if MI_NARROW else 2 * MI_VL
 
 
 def table():

@@ -5,8 +5,9 @@ from libc.stdint cimport int8_t, int32_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from miro_cy._kernels.abi cimport (
-    KV_F16, KV_F32, KV_RANGE, KV_TILE, LAYOUT_BF16, LAYOUT_F16, LAYOUT_F32, LAYOUT_Q4, LAYOUT_Q8, PANEL, QBLOCK,
-    QGROUP, Activations, AttentionParams, BatchRows, Candidate, KernelTable, KVCache, PackedMatrix, is_float_layout,
+    KV_F16, KV_F32, KV_RANGE, KV_TILE, LAYOUT_BF16, LAYOUT_F16, LAYOUT_F32, LAYOUT_Q4, LAYOUT_Q8, PANEL, PROBE_QUADS,
+    QBLOCK, QGROUP, Activations, AttentionParams, BatchRows, Candidate, KernelTable, KVCache, PackedMatrix,
+    is_float_layout,
 )
 
 cdef extern from "vec.h" nogil:
