@@ -52,7 +52,7 @@ class EngineConfig:
     threads: int | None = None
     kv_memory: int | str | None = None
     kv_dtype: str | None = None
-    compute: str | None = None
+    compute: Compute | None = None
     block_size: int = 32
     max_context: int | None = None
     max_num_seqs: int = 64

@@ -9,10 +9,10 @@ from math import prod
 from pathlib import Path
 
 from miro_cy._kernels.weights import FORMATS, packed_nbytes
-from miro_cy.config import EngineConfig
+from miro_cy.config import Compute, EngineConfig
 from miro_cy.errors import ConfigError
 from miro_cy.hub import resolve
-from miro_cy.loading import tokenizer_of
+from miro_cy.loading import compute_mode, kv_dtype_of, tokenizer_of
 from miro_cy.model.checkpoint import Checkpoint, Part
 from miro_cy.model.opening import open_checkpoint
 from miro_cy.model.spec import KV_BYTES, KVDtype, ModelSpec
@@ -42,7 +42,7 @@ class ModelReport:
     """A model's description; the field names are those of `miro inspect --json`. Sizes in elements, memory in bytes.
 
     types: by element type, the largest share first. problem: why the model cannot be served, or None; then `memory` is
-    empty. memory: by KV dtype, at `context` tokens; kv_dtype: the one the engine takes unless told otherwise.
+    empty. memory: by KV dtype, at `context` tokens; compute, kv_dtype: what the engine takes unless told otherwise.
     """
 
     name: str
@@ -69,6 +69,7 @@ class ModelReport:
     problem: str | None
     kv_bytes_per_token: dict[str, int]
     context: int
+    compute: Compute
     kv_dtype: KVDtype
     memory: dict[str, Memory]
 
@@ -93,7 +94,9 @@ def _report(checkpoint: Checkpoint, context: int) -> ModelReport:
     spec, parts = checkpoint.spec, checkpoint.parts()
     tokenizer = tokenizer_of(checkpoint)
     problem = next(filter(None, map(unsupported, parts)), None)
+    defaults = EngineConfig()
     quantised = any(part.is_matrix and part.tensor.kind not in ("F32", "F16", "BF16") for part in parts)
+    compute = compute_mode(defaults, quantised=quantised)
     return ModelReport(
         name=checkpoint.name,
         path=str(checkpoint.path),
@@ -119,7 +122,8 @@ def _report(checkpoint: Checkpoint, context: int) -> ModelReport:
         problem=problem,
         kv_bytes_per_token={dtype: spec.kv_bytes_per_token(dtype) for dtype in KV_BYTES},
         context=context,
-        kv_dtype="fp16" if quantised else "fp32",
+        compute=compute,
+        kv_dtype=kv_dtype_of(defaults, compute),
         memory={} if problem else _memory(spec, parts, context),
     )
 

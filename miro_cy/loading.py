@@ -14,7 +14,7 @@ from miro_cy._kernels.select import active_isa
 from miro_cy.batch import BatchView  # noqa: F401  (loads the extension before the scheduler cimports it)
 from miro_cy.cache.block_pool import BlockPool
 from miro_cy.cache.block_table import BlockTables
-from miro_cy.config import EngineConfig
+from miro_cy.config import Compute, EngineConfig
 from miro_cy.core import EngineCore
 from miro_cy.errors import ConfigError, ModelFormatError
 from miro_cy.formats.gguf import GGUFFile
@@ -106,8 +106,8 @@ def _assemble(
     digest: str,
 ) -> Parts:
     spec = checkpoint.spec
-    compute = config.compute or ("fast" if weights.quantised else "exact")
-    kv_dtype = _kv_dtype(config, compute)
+    compute = compute_mode(config, quantised=weights.quantised)
+    kv_dtype = kv_dtype_of(config, compute)
     n_blocks = _blocks(spec, config, kv_dtype, context)
     pool = BlockPool(n_blocks, config.block_size)
     width = min(n_blocks, -(-context // config.block_size))
@@ -161,7 +161,13 @@ def _check_vocabulary(path: Path, tokenizer: Tokenizer, spec: ModelSpec) -> None
         )
 
 
-def _kv_dtype(config: EngineConfig, compute: str) -> KVDtype:
+def compute_mode(config: EngineConfig, *, quantised: bool) -> Compute:
+    """The arithmetic of a model whose weights are quantised or not."""
+    return config.compute or ("fast" if quantised else "exact")
+
+
+def kv_dtype_of(config: EngineConfig, compute: Compute) -> KVDtype:
+    """The KV cache's element type. Raises ConfigError where it contradicts the compute mode."""
     if compute == "exact":
         if config.kv_dtype == "fp16":
             raise ConfigError("this model computes exactly, which keeps the KV cache in fp32", field="kv_dtype")

@@ -65,6 +65,7 @@ def test_description_of_a_folder() -> None:
         "problem": None,
         "kv_bytes_per_token": {"fp16": 256, "fp32": 512},
         "context": 100,
+        "compute": "exact",
         "kv_dtype": "fp32",
         "memory": {  # whole blocks of 32 tokens
             "fp16": {"weights": 509184, "kv": 128 * 256, "total": 509184 + 128 * 256},
