@@ -42,7 +42,7 @@ BELOW = {
     "loading": {"core", "model", "config", "hub", "machine"},
     "inspect": {"loading"},
     "engine": {"driver", "loading"},
-    "tools": {"engine"},
+    "tools": {"engine", "inspect"},
 }
 #: What the leaves that both ends share may import besides the standard library.
 SHARED_LEAVES = {

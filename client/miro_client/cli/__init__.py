@@ -23,6 +23,7 @@ PIPE_CLOSED = 141
 
 #: Command name -> one line of help. The command `name` is `command` in miro_client.cli.<name>.
 COMMANDS = {
+    "bench": "Measure how fast a model runs.",
     "chat": "Talk to a model, here or through a worker.",
     "drain": "Make a worker finish and end.",
     "inspect": "Describe a model: sizes, types, memory.",

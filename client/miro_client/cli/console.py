@@ -88,13 +88,14 @@ class Progress:
         self._shown = ""
 
     def __call__(self, done: int, total: int, what: str) -> None:
-        self._show(f"{what} {self._subject}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+        self.show(f"{what} {self._subject}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
 
     def loading(self, done: int, total: int) -> None:
         """Tensors of a model."""
-        self._show(f"loading {self._subject}: {100 * done // max(1, total)} %")
+        self.show(f"loading {self._subject}: {100 * done // max(1, total)} %")
 
-    def _show(self, line: str) -> None:
+    def show(self, line: str) -> None:
+        """That line in place of the one before."""
         if line != self._shown and sys.stderr is not None and sys.stderr.isatty():
             click.echo(f"\r\x1b[K{line}", nl=False, err=True)
             self._shown = line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import click
@@ -71,9 +71,14 @@ def check_options(options: Mapping[str, Any]) -> None:
         valid_text("--stop", stop)
     if options["model"] == "":
         raise click.UsageError("--model is empty")
+    check_connect(options, ENGINE_OPTIONS)
+
+
+def check_connect(options: Mapping[str, Any], engine_options: Iterable[str]) -> None:
+    """Raise UsageError for options that shape an engine of this process beside --connect, and for no endpoint."""
     if options["connect"] is None:
         return
-    for name in ENGINE_OPTIONS:
+    for name in engine_options:
         if options[name] is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} is the worker's to choose: not with --connect")
     endpoint_of(options["connect"])

@@ -1,0 +1,241 @@
+"""`miro bench` on real, small models, here and behind a worker's socket."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from miro_client.cli import main
+from miro_client.cli.console import Progress
+from miro_cy import Engine
+from miro_cy.tools import bench, limits
+from miro_worker import Worker
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "data" / "golden"
+FAST, EXACT = str(GOLDEN / "gguf" / "Q4_1.gguf"), str(GOLDEN / "hf" / "llama")
+QUICK = ["--prompt", "40", "--rows", "1", "--rows", "3", "--depth", "5", "--tokens", "4", "--repeat", "2"]
+
+
+@pytest.fixture(autouse=True)
+def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr(limits, "FMA_ROUNDS", 1 << 10)
+    monkeypatch.setattr(limits, "DOT_ROUNDS", 1 << 5)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """A worker over a small model that runs at most four requests at once."""
+    folder = tempfile.mkdtemp(prefix="miro-")
+    with Engine.load(FAST, threads=1, max_num_seqs=4) as engine:
+        worker = Worker(engine, f"ipc://{folder}/miro.sock")
+        worker.start()
+        try:
+            yield worker.endpoint
+        finally:
+            worker.stop(0)
+            shutil.rmtree(folder)
+
+
+def test_table(runner: CliRunner) -> None:
+    result = runner.invoke(main, ["bench", FAST, *QUICK, "--threads", "1"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    heading, table = result.stdout.split("\n\n")
+    assert heading.startswith("Q4_1: GGUF 3, ")
+    assert "compute fast, KV cache fp16, context 512" in heading
+    assert ", 1 threads of " in heading
+    assert "limits: read " in heading
+    titles, *rows = table.splitlines()
+    assert titles.split()[:5] == ["work", "tokens", "rows", "depth", "tok/s"]
+    assert titles.endswith("nearer limit")
+    assert [row.split()[:4] for row in rows] == [
+        ["prompt", "40", "1", "0"],
+        ["decode", "4", "1", "5"],
+        ["decode", "4", "3", "5"],
+    ]
+    for row in rows:
+        speed, least, most = (float(text.replace(",", "")) for text in row.split()[4:7])
+        assert 0 < least <= speed <= most
+        assert row.split()[-1] in ("compute", "bandwidth")
+
+
+def test_json_is_one_object(runner: CliRunner) -> None:
+    result = runner.invoke(main, ["bench", EXACT, *QUICK, "--json"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    report = json.loads(result.stdout)
+    assert list(report) == ["format", "format_version", "miro", "machine", "model", "settings", "limits", "rows"]
+    assert (report["model"]["name"], report["model"]["compute"]) == ("llama", "exact")
+    assert [row["work"] for row in report["rows"]] == ["prompt", "decode", "decode"]
+
+
+def test_options_reach_the_engine(runner: CliRunner) -> None:
+    options = ["--compute", "exact", "--kv-dtype", "fp32", "--max-context", "64", "--threads", "2"]
+    report = json.loads(runner.invoke(main, ["bench", FAST, *QUICK, *options, "--json"]).stdout)
+    assert (report["model"]["compute"], report["model"]["kv_dtype"]) == ("exact", "fp32")
+    assert (report["settings"]["context"], report["machine"]["threads"]) == (64, 2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        [""],
+        [FAST, "--connect", "default"],
+        [FAST, "--rows", "0"],
+        [FAST, "--rows", "257"],
+        [FAST, "--prompt", "512"],
+        [FAST, "--depth", "510"],
+        [FAST, "--compute", "exact", "--kv-dtype", "fp16"],
+        [FAST, "--max-context", "1024"],
+        [FAST, "--repeat", "0"],
+        [FAST, "again"],
+        ["--connect", "somewhere"],
+        ["--connect", "ipc://a", "--threads", "1"],
+        ["--connect", "ipc://a", "--compute", "fast"],
+        ["--connect", "ipc://a", "--kv-dtype", "fp16"],
+        ["--connect", "ipc://a", "--max-context", "64"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_status_2(runner: CliRunner, arguments: list[str]) -> None:
+    result = runner.invoke(main, ["bench", *arguments])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Error: " in result.stderr
+
+
+def test_a_missing_model_is_status_1(runner: CliRunner) -> None:
+    result = runner.invoke(main, ["bench", "no-such-model"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("miro: error: no model file 'no-such-model'")
+    assert result.stderr.count("\n") == 1
+
+
+def test_interrupt_closes_the_engine(runner: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Engine] = []
+    close = Engine.close
+
+    def interrupted(self: Any, work: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench._Bench, "run", interrupted)
+    monkeypatch.setattr(Engine, "close", lambda self: (closed.append(self), close(self)))
+    result = runner.invoke(main, ["bench", FAST, *QUICK])
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "")
+    assert closed
+
+
+def interrupted(prelude: str, arguments: list[str]) -> tuple[int, bytes, bytes]:
+    """Run `miro bench` in a process of its own and interrupt it once it has printed "begun"."""
+    paths = [str(ROOT / part) for part in ("", "worker", "client")]
+    command = f"from miro_client.cli import main; main({['bench', *arguments]!r})"
+    code = f"import sys; sys.path[:0] = {paths!r}\n{prelude}\n{command}"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"begun\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    return process.returncode, out, err
+
+
+LONG = ["--repeat", "1000", "--tokens", "400", "--rows", "1"]
+
+
+@pytest.mark.timeout(60)
+def test_real_interrupt() -> None:
+    prelude = """
+from miro_cy.tools import bench, limits
+limits.READ_BYTES = 1 << 20
+warm_up = bench._Bench.warm_up
+def begun(self):
+    warm_up(self)
+    print("begun", flush=True)
+bench._Bench.warm_up = begun
+"""
+    assert interrupted(prelude, [FAST, *LONG]) == (130, b"", b"")
+
+
+@pytest.mark.timeout(60)
+def test_real_interrupt_while_a_worker_is_measured(endpoint: str) -> None:
+    prelude = """
+from miro_client.cli import bench_worker
+listen, told = bench_worker._Window.listen, []
+def begun(self, stream):
+    if not told:
+        told.append(True)
+        print("begun", flush=True)
+    return listen(self, stream)
+bench_worker._Window.listen = begun
+"""
+    assert interrupted(prelude, ["--connect", endpoint, *LONG]) == (130, b"", b"")
+
+
+def test_a_worker_is_measured_through_its_socket(runner: CliRunner, endpoint: str) -> None:
+    result = runner.invoke(main, ["bench", "--connect", endpoint, *QUICK, "--json"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    report = json.loads(result.stdout)
+    assert (report["format"], report["format_version"]) == ("miro-bench", 1)
+    assert list(report) == ["format", "format_version", "miro", "worker", "machine", "model", "settings", "rows"]
+    assert report["worker"]["endpoint"] == endpoint
+    assert report["machine"]["threads"] == 1
+    assert (report["model"]["name"], report["model"]["compute"], report["model"]["kv_dtype"]) == (
+        "Q4_1",
+        "fast",
+        "fp16",
+    )
+    assert report["settings"] == {"repeat": 2, "tokens": 4, "context": 512, "block_size": 32}
+    assert [(r["work"], r["rows"], r["depth"], r["tokens"]) for r in report["rows"]] == [
+        ("prompt", 1, 0, 40),
+        ("decode", 1, 5, 4),
+        ("decode", 3, 5, 12),
+    ]
+    for row in report["rows"]:
+        assert set(row) == {"work", "rows", "depth", "tokens", "seconds", "tokens_per_second"}
+        assert 0 < row["seconds"]["min"] <= row["seconds"]["median"] <= row["seconds"]["max"]
+        assert math.isclose(row["tokens_per_second"], row["tokens"] / row["seconds"]["median"])
+    table = runner.invoke(main, ["bench", "--connect", endpoint, *QUICK])
+    assert (table.exit_code, table.stderr) == (0, "")
+    assert table.stdout.splitlines()[4].split() == ["work", "tokens", "rows", "depth", "tok/s", "least", "most"]
+
+
+def test_a_worker_that_runs_fewer_requests_at_once_is_not_measured(runner: CliRunner, endpoint: str) -> None:
+    result = runner.invoke(main, ["bench", "--connect", endpoint, "--rows", "5", "--repeat", "1"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "before 5 ran at once" in result.stderr
+
+
+def test_what_a_worker_has_no_context_for(runner: CliRunner, endpoint: str) -> None:
+    result = runner.invoke(main, ["bench", "--connect", endpoint, "--depth", "480"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "need a context of 513, the worker's is 512" in result.stderr
+    result = runner.invoke(main, ["bench", "--connect", endpoint, "--prompt", "512"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "the context of 512 tokens" in result.stderr
+
+
+def test_progress_is_for_terminals_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for stream, expected in ((Terminal(), "\r\x1b[Kone\r\x1b[Ktwo\r\x1b[K"), (io.StringIO(), "")):
+        monkeypatch.setattr(sys, "stderr", stream)
+        progress = Progress("")
+        for text in ("one", "one", "two"):
+            progress.show(text)
+        progress.clear()
+        progress.clear()
+        assert stream.getvalue() == expected

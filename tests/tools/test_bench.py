@@ -1,0 +1,194 @@
+"""`run_bench` on small models with a clock that ticks: what it measures, in which terms, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from miro_cy import Engine
+from miro_cy._kernels.select import active_isa
+from miro_cy.errors import ConfigError, InternalError, ModelNotFound
+from miro_cy.tools import bench
+from miro_cy.tools.bench import BenchPlan, run_bench
+from miro_cy.tools.cost import Cost
+from miro_cy.tools.limits import Limits
+from miro_cy.tools.report import Row
+
+FAST, EXACT = "gguf/Q4_1.gguf", "hf/llama"
+SMALL = BenchPlan(prompts=(40,), rows=(1, 3), depths=(5, 20), tokens=4, repeat=2)
+Golden = Callable[[str], Path]
+
+
+def numbers(value: Any) -> list[float]:
+    """All the numbers of a JSON value."""
+    if isinstance(value, dict):
+        return [n for item in value.values() for n in numbers(item)]
+    if isinstance(value, list):
+        return [n for item in value for n in numbers(item)]
+    return [value] if isinstance(value, int | float) else []
+
+
+@pytest.mark.parametrize("name", [FAST, EXACT])
+def test_report_describes_itself(golden: Golden, name: str) -> None:
+    report = json.loads(json.dumps(asdict(run_bench(golden(name), SMALL, threads=2))))
+    assert (report["format"], report["format_version"]) == ("miro-bench", 1)
+    assert report["machine"]["isa"] == active_isa()
+    assert report["machine"]["threads"] == 2
+    fast = name == FAST
+    assert (report["model"]["compute"], report["model"]["kv_dtype"]) == (
+        ("fast", "fp16") if fast else ("exact", "fp32")
+    )
+    assert report["settings"] | {"repeat": 2, "tokens": 4, "context": 512, "max_step_tokens": 512} == report["settings"]
+    assert [(r["work"], r["rows"], r["depth"], r["tokens"], r["steps"]) for r in report["rows"]] == [
+        ("prompt", 1, 0, 40, 1),
+        ("decode", 1, 5, 4, 4),
+        ("decode", 3, 5, 12, 4),
+        ("decode", 1, 20, 4, 4),
+        ("decode", 3, 20, 12, 4),
+    ]
+    for row in report["rows"]:
+        figures = numbers({key: row[key] for key in row if key != "depth"})
+        assert all(math.isfinite(figure) and figure > 0 for figure in figures)
+        assert row["bound"] == ("compute" if row["share_of_flops"] > row["share_of_bandwidth"] else "bandwidth")
+        assert row["seconds"]["min"] <= row["seconds"]["median"] <= row["seconds"]["max"]
+    assert all(math.isfinite(figure) and figure > 0 for figure in numbers(report["limits"]))
+
+
+def test_rates_are_work_over_time(golden: Golden, clock: Any) -> None:
+    report = run_bench(golden(FAST), SMALL, threads=1, clock=clock)
+    for row in report.rows:
+        seconds = 0.25 * row.steps
+        assert (row.seconds.median, row.seconds.min, row.seconds.max) == (seconds, seconds, seconds)
+        assert row.tokens_per_second == row.tokens / seconds
+    one, three = report.rows[1], report.rows[2]
+    assert three.gflops == pytest.approx(3 * one.gflops)
+    assert one.gb_per_s < three.gb_per_s < 2 * one.gb_per_s, "rows share the weights, not the KV cache"
+    assert one.share_of_bandwidth == pytest.approx(one.gb_per_s / report.limits.read_gb_per_s)
+
+
+def test_a_row_names_the_nearer_limit() -> None:
+    limits = Limits(read_gb_per_s=10.0, read_bytes=1, fma_gflops=100.0, int8_gflops=400.0)
+    row = Row.of("decode", 2, 7, 8, 4, [3.0, 1.0, 2.0], Cost(int8_ops=80e9, float_ops=20e9, bytes=2e9), limits)
+    assert (row.seconds.median, row.seconds.min, row.seconds.max) == (2.0, 1.0, 3.0)
+    assert (row.tokens_per_second, row.gflops, row.gb_per_s) == (4.0, 50.0, 1.0)
+    assert row.share_of_flops == pytest.approx((80 / 400 + 20 / 100) / 2)
+    assert (row.share_of_bandwidth, row.bound) == (pytest.approx(0.1), "compute")
+    row = Row.of("decode", 2, 7, 8, 4, [2.0], Cost(int8_ops=8e9, float_ops=2e9, bytes=2e9), limits)
+    assert row.bound == "bandwidth"
+
+
+def test_only_the_rows_tokens_are_counted(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every timed decode step carries a token of each row, and no prompt, also where prompts take many steps."""
+    seen: list[tuple[Any, bench.Sample]] = []
+    run = bench._Bench.run
+
+    def spy(self: Any, work: bench.Work) -> bench.Sample:
+        sample = run(self, work)
+        seen.append((work, sample))
+        return sample
+
+    monkeypatch.setattr(bench._Bench, "run", spy)
+    run_bench(golden(FAST), BenchPlan(prompts=(300,), rows=(7,), depths=(150,), tokens=5, repeat=1), threads=1)
+    assert len(seen) == 4
+    for work, sample in seen:
+        if work.kind == "prompt":
+            assert [step for step in sample.steps if len(step) != 1] == []
+            assert sum(n_tok for ((_, n_tok, _),) in sample.steps) == 300
+            continue
+        assert len(sample.steps) == 5
+        for step in sample.steps:
+            assert [(n_tok, n_log) for _, n_tok, n_log in step] == [(1, 1)] * 7
+            assert min(first for first, _, _ in step) >= 150
+
+
+def test_prompts_differ(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a prefix that is still in the cache would be measured."""
+    prompts: list[bytes] = []
+    add = Engine.add
+
+    def spy(self: Engine, request: Any) -> int:
+        prompts.append(request.prompt["tokens"].tobytes())
+        return add(self, request)
+
+    monkeypatch.setattr(Engine, "add", spy)
+    run_bench(golden(FAST), BenchPlan(prompts=(40,), rows=(3,), depths=(40,), tokens=2, repeat=2), threads=1)
+    assert len(prompts) == len(set(prompts)) == 1 + 3 * (1 + 3)
+
+
+def test_progress_counts_to_its_end(golden: Golden) -> None:
+    told: list[tuple[int, int, str]] = []
+    plan = BenchPlan(prompts=(8,), rows=(1,), depths=(2,), tokens=1, repeat=2)
+    run_bench(golden(FAST), plan, threads=1, progress=lambda *event: told.append(event))
+    works = [event for event in told if event[2] != "loading"]
+    assert (0, 6, "prompt of 8") in works
+    assert (3, 6, "decode of 1 row at 2") in works
+    assert works[-1][:2] == (6, 6)
+    assert works == sorted(works, key=lambda event: event[0])
+    assert len(told) > len(works)
+
+
+def test_settings_reach_the_engine(golden: Golden) -> None:
+    plan = BenchPlan(rows=(2,), depths=(3,), tokens=2, repeat=1)
+    report = run_bench(golden(FAST), plan, threads=1, compute="exact", max_context=64)
+    assert (report.model.compute, report.model.kv_dtype, report.settings.context) == ("exact", "fp32", 64)
+    assert report.rows[0].tokens == 63, "the default prompt leaves room for its first token"
+    assert run_bench(golden(FAST), plan, threads=1, kv_dtype="fp32", max_context=64).model.kv_dtype == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"rows": (0,)}, "rows"),
+        ({"rows": (257,)}, "rows"),
+        ({"rows": ()}, "rows"),
+        ({"prompts": (0,)}, "prompt"),
+        ({"depths": (True,)}, "depth"),
+        ({"tokens": 0}, "tokens"),
+        ({"repeat": 0}, "repeat"),
+        ({"repeat": 1.5}, "repeat"),
+    ],
+)
+def test_a_plan_out_of_range_is_refused(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        BenchPlan(**fields)
+    assert error.value.field == named
+
+
+def test_what_does_not_fit_is_refused(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    for plan, named in ((BenchPlan(prompts=(512,)), "prompt"), (BenchPlan(depths=(490,)), "depth")):
+        with pytest.raises(ConfigError, match="needs a context of 5") as error:
+            run_bench(golden(FAST), plan, threads=1)
+        assert error.value.field == named
+    with pytest.raises(ConfigError) as error:
+        run_bench(golden(FAST), SMALL, threads=1, max_context=513)
+    assert error.value.field == "max_context"
+    monkeypatch.setattr(bench, "available_memory", lambda: 1000)
+    with pytest.raises(ConfigError, match="only 1000 are free") as error:
+        run_bench(golden(FAST), SMALL, threads=1)
+    assert error.value.field == "rows"
+    with pytest.raises(ModelNotFound):
+        run_bench("no-such-model")
+
+
+def test_a_step_that_fails_ends_the_run(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    from miro_cy.model.executor import CpuExecutor
+
+    class Broken:
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            self._inner = CpuExecutor(*arguments, **named)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        def forward(self, view: Any) -> None:
+            raise RuntimeError("broken")
+
+    monkeypatch.setattr("miro_cy.loading.CpuExecutor", Broken)
+    with pytest.raises(InternalError, match="broken"):
+        run_bench(golden(FAST), SMALL, threads=1)
