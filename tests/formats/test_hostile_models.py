@@ -5,6 +5,7 @@ The long version of this, thousands of mutants on the debug build, is in tests/l
 
 from __future__ import annotations
 
+import base64
 import json
 import runpy
 import shutil
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 
 from miro_cy import Engine, SamplingParams
-from miro_cy.errors import ModelError, RequestError
+from miro_cy.errors import BadField, ModelError, RequestError
 from miro_cy.formats.safetensors import INDEX
+from miro_cy.text import load_tokenizer
 
 TESTS = Path(__file__).parents[1]
 _LOADERS = runpy.run_path(str(TESTS / "long" / "loaders.py"))
@@ -152,3 +154,61 @@ def test_absurd_lengths_of_a_header_and_of_strings(copies: list[Path], length: i
         length >>= 7
     pieces.write_bytes(b"\x0a" + bytes([*number, length]) + pieces.read_bytes())
     assert load(copies[1]) == "refused"
+
+
+# --- a few lines that would make a text of terabytes ---------------------------------------------------------------
+
+DOUBLE = {"type": "Replace", "pattern": {"String": "h"}, "content": "hh"}
+UNTAGGED = {"pattern": {"String": "h"}, "content": "hh"}
+BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}
+CHARACTER_MAP = base64.b64encode(struct.pack("<I", 4) + bytes(4) + b"x" * 100_000 + b"\0").decode()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": {"type": "Sequence", "normalizers": [DOUBLE] * 60}},
+        {"normalizer": {"normalizers": [UNTAGGED] * 60}},
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [DOUBLE] * 6}] * 10}},
+        {"normalizer": {"type": "Replace", "pattern": {"Regex": "x*"}, "content": "x" * 100_000}},
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "h" * 10_000}] * 50}},
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 60}},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": CHARACTER_MAP}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 60}},
+    ],
+)
+def test_tokenizers_that_blow_up_a_text_are_refused(copies: list[Path], parts: dict[str, Any]) -> None:
+    path = copies[0] / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | parts))
+    with pytest.raises(ModelError, match="makes each byte of a text up to"):
+        load_tokenizer(copies[0])
+
+
+def test_a_decoder_that_blows_up_tokens_leaves_token_ids(copies: list[Path]) -> None:
+    path = copies[0] / "tokenizer.json"
+    decoder = {"type": "Sequence", "decoders": [DOUBLE] * 60 + [{"type": "Fuse"}]}
+    file = json.loads(path.read_text()) | {"decoder": decoder}
+    file["model"]["unk_token"] = "he"
+    path.write_text(json.dumps(file))
+    assert "times longer" in load_tokenizer(copies[0]).kind
+    assert load(copies[0]) == "answered"
+
+
+@pytest.mark.parametrize("affix", ["continuing_subword_prefix", "end_of_word_suffix"])
+def test_long_affixes_are_refused(copies: list[Path], affix: str) -> None:
+    path = copies[0] / "tokenizer.json"
+    file = json.loads(path.read_text())
+    file["model"] |= {affix: "x" * 1000, "merges": []}
+    path.write_text(json.dumps(file))
+    with pytest.raises(ModelError, match="prefix or suffix"):
+        load_tokenizer(copies[0])
+
+
+def test_a_text_is_refused_that_a_tokenizer_may_make_too_long(copies: list[Path]) -> None:
+    path = copies[0] / "tokenizer.json"
+    growing = {"normalizer": {"type": "Sequence", "normalizers": [DOUBLE] * 10}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | growing))
+    tokenizer = load_tokenizer(copies[0])
+    assert len(tokenizer.encode("h", add_special=False)) == 1024
+    with pytest.raises(BadField, match="may make more than"):
+        tokenizer.encode("x" * 50_000)
