@@ -1,6 +1,9 @@
 # make run    build, fetch a small model, start a worker, stream one answer from it, stop it
 # make test   build, fetch the model, run the tests        (ARGS="tests/cli -q" chooses)
-# make check-long  fuzzing, soaking and random rounds, some 15 minutes; not part of `make test`
+# make check-long  fuzzing, soaking and random rounds, under 15 minutes; not part of `make test`
+# make debug       the debug build, in build/debug/lib; `make test-debug ARGS=tests/cache` runs tests against it
+# make check-hostile  the part of check-long that loads thousands of damaged models, on the debug build
+# make debug-asan  one that watches memory (AddressSanitizer) in build/sanitized/lib, and the tests that need it
 # make build  the virtual environment and the compiled extensions
 # make lint   ruff, cython-lint, mypy
 # make clean  remove everything the others made here (the model cache stays)
@@ -11,7 +14,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := build
-.PHONY: run test check-long build lint clean
+.PHONY: run test check-long check-hostile debug test-debug debug-asan build lint clean
 
 PYTHON ?= python3
 PROMPT ?= Why is the sky blue?
@@ -72,9 +75,36 @@ test: build
 	@$(BIN)/miro pull smollm2 || echo "No model: the tests that need it are skipped (in CI they fail)." >&2
 	$(BIN)/python -m pytest $(ARGS)
 
-check-long: build
+check-long: build check-hostile
 	@$(BIN)/miro pull smollm2 || echo "No model: the soak is skipped (in CI it fails)." >&2
-	$(BIN)/python -m pytest -m long tests/long $(ARGS)
+	$(BIN)/python -m pytest -m long tests/long --ignore tests/long/test_fuzz_models.py $(ARGS)
+
+# Hostile files, on the build that notices.
+check-hostile: debug
+	$(call WITH,debug) $(BIN)/python -m pytest -m long tests/long/test_fuzz_models.py -rP
+
+# Another build than the one beside the sources, which a safe path keeps out. Tests say which they run with, and refuse
+# another than MIRO_TEST_BUILD.
+WITH = MIRO_TEST_BUILD=$(1) PYTHONSAFEPATH=1 PYTHONPATH="$(CURDIR)/build/$(1)/lib"
+
+debug: $(VENV)/.required
+	MIRO_DEBUG=1 $(BIN)/python setup.py --quiet build
+
+test-debug: debug
+	$(call WITH,debug) $(BIN)/python -m pytest --timeout 600 $(ARGS)
+
+# C++ libraries must find the sanitizer's handlers of exceptions, hence libstdc++. Python never frees all it has.
+GCC_LIBRARY = $(shell gcc -print-file-name=$(1) 2>/dev/null)
+ASAN_TESTS := tests/test_native.py tests/cache tests/sched tests/sampling tests/formats tests/kernels tests/engine \
+	tests/model/test_engine_lifecycle.py
+
+debug-asan: $(VENV)/.required
+	@[[ "$(call GCC_LIBRARY,libasan.so)" == /* ]] \
+		|| { echo "make debug-asan needs gcc and its libasan.so, which is not there (Debian: libgcc-N-dev)" >&2; exit 1; }
+	MIRO_DEBUG=1 MIRO_SANITIZE=address,undefined $(BIN)/python setup.py --quiet build
+	$(call WITH,sanitized) PYTHONMALLOC=malloc LD_PRELOAD="$(call GCC_LIBRARY,libasan.so) $(call GCC_LIBRARY,libstdc++.so)" \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+		$(BIN)/python -m pytest -m "not model and not long" --timeout 600 $(or $(ARGS),$(ASAN_TESTS))
 
 # cython-lint looks for its pycodestyle on the PATH.
 lint: $(VENV)/.required

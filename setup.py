@@ -2,7 +2,11 @@
 
 Kernels are one source, compiled once for each instruction-set level: `_kernels/isa/<level>.pyx` are two-line stubs that
 include `_kernels/impl/`, and `_kernels/select.pyx` imports the best one the machine can run. Everything else is built
-for the baseline. Environment: CC; MIRO_NO_OPENMP=1 builds without OpenMP.
+for the baseline.
+
+Environment: CC; MIRO_NO_OPENMP=1 builds without OpenMP; MIRO_DEBUG=1 makes the debug build (it checks bounds and the
+assertions of include/check.h), and MIRO_SANITIZE=address,undefined beside it has the compiler watch memory. Each build
+has objects and a library folder of its own below build/; only --inplace puts one beside the sources.
 """
 
 import os
@@ -12,7 +16,12 @@ import tempfile
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
+
+DEBUG = os.environ.get("MIRO_DEBUG", "0") != "0"
+SANITIZERS = os.environ.get("MIRO_SANITIZE", "")
+MODE = "sanitized" if SANITIZERS else "debug" if DEBUG else "release"
 
 # Contraction into FMA is written out in the kernels (`fma`), never left to the compiler: a row's bits must not depend
 # on which tile of a matmul computed it. The other flags let plain loops vectorise, without licence to reorder sums or
@@ -28,6 +37,17 @@ FLAGS = [
     "-g0",
 ]
 GCC_ONLY = ["--param", "max-completely-peel-times=8"]
+# These come last and win. What decides a result's bits (no contraction, no reordering) stays as it is.
+DEBUG_FLAGS = [
+    "-O1",
+    "-g",
+    "-UNDEBUG",
+    "-DMIRO_DEBUG=1",
+    f'-DMIRO_BUILD="{MODE}"',
+    "-include",
+    "miro_cy/_kernels/include/loud.h",
+]
+SANITIZER_FLAGS = [f"-fsanitize={SANITIZERS}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 LEVELS: dict[str, list[str]] = {"generic": []}
 if platform.machine() in ("x86_64", "AMD64"):
     LEVELS |= {
@@ -45,7 +65,12 @@ DIRECTIVES = {
     "cdivision": True,
     "embedsignature": True,
 }
+# Division stays C's: the other kind gives negative numbers another quotient.
+DEBUG_DIRECTIVES = DIRECTIVES | {"boundscheck": True, "initializedcheck": True, "nonecheck": True}
+#: Modules that wrap integers on purpose, in random numbers and exponents; in the others an overflow raises.
+WRAPPING = ("miro_cy._kernels.", "miro_cy.sampling.")
 PLAIN = [
+    "miro_cy.native",
     "miro_cy.batch",
     "miro_cy._kernels.select",
     "miro_cy.cache.block_pool",
@@ -88,7 +113,9 @@ def openmp_flags() -> list[str]:
 
 def extensions() -> list[Extension]:
     flags = FLAGS + (GCC_ONLY if accepts(GCC_ONLY) else [])
+    flags += (DEBUG_FLAGS if DEBUG else []) + (SANITIZER_FLAGS if SANITIZERS else [])
     openmp = openmp_flags()
+    sanitizers = SANITIZER_FLAGS[:1] if SANITIZERS else []
 
     def extension(name: str, extra: list[str], link: list[str]) -> Extension:
         source = name.replace(".", "/") + ".pyx"
@@ -98,7 +125,7 @@ def extensions() -> list[Extension]:
             include_dirs=["miro_cy/_kernels/include"],
             depends=[str(p) for p in Path("miro_cy/_kernels").glob("include/*.h")],
             extra_compile_args=flags + extra,
-            extra_link_args=link,
+            extra_link_args=link + sanitizers,
         )
 
     found = [extension(name, [], []) for name in PLAIN]
@@ -109,19 +136,47 @@ def extensions() -> list[Extension]:
     return found
 
 
+class Build(build):
+    """Keeps the debug builds away from the other one: packages and extensions go to build/debug/lib, say."""
+
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        if DEBUG:
+            self.build_base = f"build/{MODE}"
+            self.build_lib = f"build/{MODE}/lib"
+
+
 class BuildInParallel(build_ext):
     def finalize_options(self) -> None:
         super().finalize_options()
         if self.parallel is None:
             self.parallel = os.cpu_count() or 1
 
+    def copy_extensions_to_source(self) -> None:
+        # Whatever is there: where two builds take turns, the one to be put there may be the older one.
+        self.force = True
+        super().copy_extensions_to_source()
+
 
 def cythonized() -> list[Extension]:
     from Cython.Build import cythonize
 
     jobs = os.cpu_count() or 1
-    return cythonize(extensions(), nthreads=jobs, compiler_directives=DIRECTIVES, build_dir="build/cython")
+    if not DEBUG:
+        return cythonize(extensions(), nthreads=jobs, compiler_directives=DIRECTIVES, build_dir="build/cython")
+    found = []
+    for wraps in (True, False):
+        found += cythonize(
+            [extension for extension in extensions() if extension.name.startswith(WRAPPING) == wraps],
+            nthreads=jobs,
+            compiler_directives=DEBUG_DIRECTIVES | {"overflowcheck": not wraps},
+            build_dir=f"build/{MODE}/cython",
+            emit_linenums=True,
+        )
+    return found
 
 
 if __name__ == "__main__":
-    setup(ext_modules=cythonized(), cmdclass={"build_ext": BuildInParallel})
+    if SANITIZERS and not DEBUG:
+        raise SystemExit("MIRO_SANITIZE needs MIRO_DEBUG=1 beside it")
+    setup(ext_modules=cythonized(), cmdclass={"build": Build, "build_ext": BuildInParallel})

@@ -13,10 +13,22 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from miro_cy.native import build_mode
+
 MODEL_TIMEOUT_S = 300
 
 settings.register_profile("miro", derandomize=True, deadline=None, database=None)
 settings.load_profile("miro")
+
+
+def pytest_configure() -> None:
+    wanted = os.environ.get("MIRO_TEST_BUILD", build_mode())
+    if wanted != build_mode():
+        pytest.exit(f"the {build_mode()} build is imported, not the {wanted} one", returncode=3)
+
+
+def pytest_report_header() -> str:
+    return f"miro: {build_mode()} build"
 
 
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:

@@ -79,6 +79,7 @@ cdef struct KVCache:
     int block_size          # 16, 32 or 64
     Py_ssize_t k_block      # elements a block
     Py_ssize_t v_block
+    Py_ssize_t n_blocks
 
 
 cdef struct BatchRows:
@@ -91,6 +92,7 @@ cdef struct BatchRows:
     const int32_t* offset
     const int32_t* table            # [slots, max_blocks] of this layer's group
     Py_ssize_t table_stride
+    Py_ssize_t n_slots
 
 
 cdef struct AttentionParams:
@@ -200,11 +202,11 @@ cdef inline bint is_float_layout(int layout) noexcept nogil:
     return layout == LAYOUT_F32 or layout == LAYOUT_F16 or layout == LAYOUT_BF16
 
 
-cdef inline Py_ssize_t matmul_scratch_floats() noexcept:
+cdef inline Py_ssize_t matmul_scratch_floats() noexcept nogil:
     """Floats of scratch a thread needs for either matmul or embed."""
     return 16384
 
 
-cdef inline Py_ssize_t attention_scratch_floats(int head_dim) noexcept:
+cdef inline Py_ssize_t attention_scratch_floats(int head_dim) noexcept nogil:
     """Floats of scratch a thread needs for attention: scores, scaled queries, two accumulators, max and sum."""
     return 64 * (KV_TILE + 3 * (head_dim + 16) + 8)

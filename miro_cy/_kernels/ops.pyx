@@ -23,6 +23,7 @@ cdef void bind_rows(BatchView view, BatchRows* rows):
     rows.offset = &view.offset[0]
     rows.table = &view.tables[0, 0, 0]
     rows.table_stride = view.tables.shape[2]
+    rows.n_slots = view.tables.shape[1]
 
 
 def quantise(const float[:, ::1] x not None, int threads=1):
@@ -176,6 +177,7 @@ cdef class KVStore:
         self.kv.block_size = block_size
         self.kv.k_block = n_kv_heads * head_dim * block_size
         self.kv.v_block = n_kv_heads * v_dim * block_size
+        self.kv.n_blocks = blocks
 
     def write(
         self, BatchView view not None, const float[:, :, ::1] k not None, const float[:, :, ::1] v not None,

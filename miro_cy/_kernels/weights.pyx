@@ -9,6 +9,7 @@ from miro_cy._kernels.abi cimport (
     LAYOUT_BF16, LAYOUT_F16, LAYOUT_F32, LAYOUT_Q4, LAYOUT_Q8, PANEL, KernelTable, is_float_layout,
 )
 from miro_cy._kernels.select cimport kernels
+from miro_cy.native cimport WEIGHT_BYTES, WEIGHTS, tally
 
 #: kind -> (layout, group, block, high bits, zero, has minima, steps, packed bytes a block of 16 rows,
 #:          file elements a block, file bytes a block)
@@ -56,10 +57,18 @@ cdef class PackedWeights:
         self.matrix.block_bytes = block_bytes
         self.matrix.panel_bytes = k // block * block_bytes
         self.buffer = np.empty(self.matrix.n_panels * self.matrix.panel_bytes + 64, np.uint8)
+        self.counted = self.buffer.nbytes
+        tally(WEIGHTS, 1)
+        tally(WEIGHT_BYTES, self.counted)
         cdef uint8_t[::1] view = self.buffer
         cdef uint8_t* data = <uint8_t*>((<uintptr_t>&view[0] + 63) & ~<uintptr_t>63)
         self.matrix.data = data
         self.fill(data, &raw[0], k // file_block * file_bytes, threads)
+
+    def __dealloc__(self):
+        if self.counted > 0:
+            tally(WEIGHTS, -1)
+            tally(WEIGHT_BYTES, -self.counted)
 
     cdef fill(self, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, int threads):
         cdef const KernelTable* table = kernels()

@@ -28,6 +28,7 @@ cdef class BlockPool:
     cdef int32_t[::1] _ref         # [n_blocks]
     cdef int32_t[::1] _next        # [n_blocks + 1], -1 when the block is not on the list
     cdef int32_t[::1] _prev        # [n_blocks + 1]
+    cdef bint _counted             # among the live objects
 
     cpdef int available(self) noexcept
     cpdef int blocks_for(self, int n_tokens) except -1

@@ -4,6 +4,8 @@ import numpy as np
 
 from miro_cy.errors import ConfigError, InternalError
 
+from miro_cy.native cimport BLOCK_POOLS, MIRO_INDEX, OWNED_BLOCKS, tally
+
 
 cdef class BlockPool:
     """`n_blocks` KV blocks of `block_size` tokens each. One thread at a time.
@@ -23,6 +25,13 @@ cdef class BlockPool:
         # Ascending at first: sentinel -> 0 -> 1 -> ... -> n_blocks - 1 -> sentinel.
         self._next = np.roll(np.arange(n_blocks + 1, dtype=np.int32), -1)
         self._prev = np.roll(np.arange(n_blocks + 1, dtype=np.int32), 1)
+        tally(BLOCK_POOLS, 1)
+        self._counted = True
+
+    def __dealloc__(self):
+        if self._counted:
+            tally(BLOCK_POOLS, -1)
+            tally(OWNED_BLOCKS, self.n_free + self.n_cached - self.n_blocks)
 
     cpdef int available(self) noexcept:
         """Blocks that alloc() can hand out now: free and cached ones."""
@@ -42,6 +51,7 @@ cdef class BlockPool:
         self._unlink(block)
         self._ref[block] = 1
         self.n_free -= 1
+        tally(OWNED_BLOCKS, 1)
         return block
 
     cpdef int incref(self, int block) except -1:
@@ -57,6 +67,7 @@ cdef class BlockPool:
         if self._ref[block] == 0:
             self._link_front(block)
             self.n_free += 1
+            tally(OWNED_BLOCKS, -1)
         return self._ref[block]
 
     def refcount(self, int block):
@@ -97,6 +108,7 @@ cdef class BlockPool:
         return 0
 
     cdef void _unlink(self, int block) noexcept:
+        MIRO_INDEX(block, self.n_blocks)
         self._next[self._prev[block]] = self._next[block]
         self._prev[self._next[block]] = self._prev[block]
         self._next[block] = self._prev[block] = -1
@@ -104,6 +116,8 @@ cdef class BlockPool:
     cdef void _link_front(self, int block) noexcept:
         # The block freed last is taken first: it is the one most likely still in a CPU cache.
         cdef int first = self._next[self.n_blocks]
+        MIRO_INDEX(block, self.n_blocks)
+        MIRO_INDEX(first, self.n_blocks + 1)
         self._next[block] = first
         self._prev[block] = self.n_blocks
         self._prev[first] = block

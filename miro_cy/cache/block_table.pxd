@@ -24,6 +24,7 @@ cdef class BlockTables:
     cdef readonly int max_blocks       # entries a table
     cdef int32_t[:, :, ::1] table      # [groups, slots, max_blocks]
     cdef int32_t[:, ::1] _length       # [groups, slots]
+    cdef bint _counted                 # among the live objects
 
     cpdef int length(self, int slot) except -1
     cpdef int missing(self, int slot, int n_blocks) except -1

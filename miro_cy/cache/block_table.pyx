@@ -4,6 +4,8 @@ import numpy as np
 
 from miro_cy.errors import ConfigError, InternalError
 
+from miro_cy.native cimport BLOCK_TABLES, MIRO_INDEX, tally
+
 
 cdef class BlockTables:
     """Tables of up to `max_blocks` blocks for `n_slots` sequences in `n_groups` layer groups. One thread at a time.
@@ -20,6 +22,12 @@ cdef class BlockTables:
         self.max_blocks = max_blocks
         self.table = np.full((n_groups, n_slots, max_blocks), NO_BLOCK, np.int32)
         self._length = np.zeros((n_groups, n_slots), np.int32)
+        tally(BLOCK_TABLES, 1)
+        self._counted = True
+
+    def __dealloc__(self):
+        if self._counted:
+            tally(BLOCK_TABLES, -1)
 
     @property
     def array(self):
@@ -50,13 +58,15 @@ cdef class BlockTables:
 
         InternalError when the pool has too few: ask `missing` first.
         """
-        cdef int group, at
+        cdef int group, at, block
         cdef int need = self.missing(slot, n_blocks)
         if need > pool.available():
             raise InternalError(f"slot {slot} needs {need} more KV blocks, {pool.available()} are available")
         for group in range(self.n_groups):
             for at in range(self._length[group, slot], n_blocks):
-                self.table[group, slot, at] = pool.alloc()
+                block = pool.alloc()
+                MIRO_INDEX(block, pool.n_blocks)
+                self.table[group, slot, at] = block
                 self._length[group, slot] = at + 1
         return need
 

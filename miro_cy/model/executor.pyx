@@ -18,6 +18,7 @@ from miro_cy._kernels.abi cimport (
 from miro_cy._kernels.select cimport kernels
 from miro_cy._kernels.weights cimport PackedWeights
 from miro_cy.batch cimport BatchView
+from miro_cy.native cimport EXECUTORS, KV_BYTES, MIRO_INDEX, tally
 
 from miro_cy.model.rope import RopeTables
 
@@ -113,6 +114,14 @@ cdef class CpuExecutor:
     cdef Py_ssize_t scratch_floats
     cdef object logits_array
     cdef BatchView view
+    cdef bint counted                       # among the live objects
+
+    def __cinit__(self, *_, **__):
+        tally(EXECUTORS, 1)
+        self.counted = True
+
+    def __dealloc__(self):
+        self.uncount()
 
     def __init__(
         self, spec, weights, *, int n_blocks, int block_size, str kv_dtype, bint fast, int threads, int max_tokens,
@@ -173,6 +182,7 @@ cdef class CpuExecutor:
         kv.dtype = KV_F16 if kv_dtype == "fp16" else KV_F32
         kv.n_kv_heads, kv.head_dim, kv.v_dim = self.n_kv_heads, self.head_dim, <int>padded(self.head_dim)
         kv.block_size = block_size
+        kv.n_blocks = n_blocks
         kv.k_block = <Py_ssize_t>kv.n_kv_heads * kv.head_dim * block_size
         kv.v_block = <Py_ssize_t>kv.n_kv_heads * kv.v_dim * block_size
         dtype = np.float16 if kv_dtype == "fp16" else np.float32
@@ -181,12 +191,13 @@ cdef class CpuExecutor:
         self.keep += [k, v]
         kv.k, kv.v = <void*><Py_ssize_t>k.ctypes.data, <void*><Py_ssize_t>v.ctypes.data
         self.kv_bytes += k.nbytes + v.nbytes
+        tally(KV_BYTES, k.nbytes + v.nbytes)
 
     cdef touch_kv(self, Py_ssize_t n_blocks):
         """Take the pool's memory now, with all threads: most of the time goes into the system's page faults."""
-        cdef int i, size
+        cdef int i, size, threads = self.threads
         cdef KVCache* kv
-        for i in prange(self.n_layers, nogil=True, num_threads=self.threads, schedule="dynamic"):
+        for i in prange(self.n_layers, nogil=True, num_threads=threads, schedule="dynamic"):
             kv = &self.layers[i].kv
             size = 2 if kv.dtype == KV_F16 else 4
             memset(kv.k, 0, n_blocks * kv.k_block * size)
@@ -224,7 +235,7 @@ cdef class CpuExecutor:
 
         The array is a view that the next call overwrites. Raises ValueError for a view that does not fit.
         """
-        cdef int i, positions = 0
+        cdef int i, positions = 0, threads = self.threads
         if self.weights is None:
             raise ValueError("the executor is closed")
         if view.n_rows < 1 or view.n_tokens > self.max_tokens:
@@ -239,7 +250,7 @@ cdef class CpuExecutor:
         self.rope.fill_to(positions)
         self.grow_logits(view.n_logits)
         self.view = view
-        with nogil, parallel(num_threads=self.threads):
+        with nogil, parallel(num_threads=threads):
             self.walk(mi_thread_id(), mi_team_size())
         return self.logits_array[:view.n_logits, :self.output.n]
 
@@ -247,6 +258,13 @@ cdef class CpuExecutor:
         """Give back weights, KV pool and buffers; `forward` raises from then on."""
         self.weights = self.logits_array = self.view = None
         self.keep = []
+        self.uncount()
+
+    cdef void uncount(self) noexcept:
+        if self.counted:
+            tally(EXECUTORS, -1)
+            tally(KV_BYTES, -self.kv_bytes)
+            self.counted = False
 
     cdef void walk(self, int th, int nth) noexcept nogil:
         """The forward pass, as thread th of nth."""
@@ -278,6 +296,7 @@ cdef class CpuExecutor:
         rows.offset = &self.view.offset[0]
         rows.table = &self.view.tables[0, 0, 0]
         rows.table_stride = self.view.tables.shape[2]
+        rows.n_slots = self.view.tables.shape[1]
 
     cdef bint in_integers(self, const PackedMatrix* w) noexcept nogil:
         return self.fast and not is_float_layout(w.layout)
@@ -352,6 +371,8 @@ cdef class CpuExecutor:
             for r in range(rows.n_rows):
                 for j in range(rows.n_tok[r] - self.view.n_log[r], rows.n_tok[r]):
                     t = rows.offset[r] + j
+                    MIRO_INDEX(t, rows.n_tokens)
+                    MIRO_INDEX(i, t + 1)
                     if t != i:
                         memcpy(b.x + i * self.hidden, b.x + t * self.hidden, self.hidden * sizeof(float))
                         memcpy(b.delta + i * b.ld_d, b.delta + t * b.ld_d, self.hidden * sizeof(float))

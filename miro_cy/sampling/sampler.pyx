@@ -9,6 +9,7 @@ from libc.stdlib cimport free, malloc
 
 from miro_cy._kernels.abi cimport Candidate, KernelTable
 from miro_cy._kernels.select cimport kernels
+from miro_cy.native cimport MIRO_INDEX
 
 
 cdef enum:
@@ -134,6 +135,7 @@ cdef class TokenSampler:
         cdef Py_ssize_t n = logits.shape[1], k = min(n, <Py_ssize_t>(self.n_logprobs or 0)), i
         cdef float lse = self.table.logsumexp(x, n, 1.0)
         cdef Candidate* c
+        MIRO_INDEX(token, n)
         top = []
         if k > 0:
             c = <Candidate*>malloc(k * sizeof(Candidate))

@@ -8,6 +8,8 @@ import numpy as np
 
 from miro_cy.errors import InternalError
 
+from miro_cy.native cimport MIRO_INDEX, MIRO_SPAN, SEQUENCE_TABLES, SEQUENCES, tally
+
 _NAMES = ("nothing", "queued", "prefilling", "decoding", "finished")
 
 # The legal edges: bit t of _EDGES[s] allows s -> t.
@@ -66,6 +68,7 @@ cdef class SequenceTable:
         self._entry = <Sequence*> calloc(n_entries, sizeof(Sequence))
         if self._entry == NULL:
             raise MemoryError()
+        tally(SEQUENCE_TABLES, 1)
 
     def __dealloc__(self):
         cdef int i
@@ -73,6 +76,8 @@ cdef class SequenceTable:
             for i in range(self.n_entries):
                 free(self._entry[i].tokens)
             free(self._entry)
+            tally(SEQUENCE_TABLES, -1)
+            tally(SEQUENCES, self.n_entries_free - self.n_entries)
 
     # --- transitions ---------------------------------------------------------------------------------------------
 
@@ -94,6 +99,7 @@ cdef class SequenceTable:
             raise MemoryError()
         memcpy(seq.tokens, &tokens[0], n * sizeof(int32_t))
         self.n_entries_free -= 1
+        tally(SEQUENCES, 1)
         seq.id = sequence_id
         seq.n_prompt = seq.n_tokens = n
         seq.capacity = n + max_new
@@ -155,6 +161,7 @@ cdef class SequenceTable:
         self._move(h.slot, h.generation, FINISHED, NOTHING)
         free(self._entry[h.slot].tokens)
         self._entry[h.slot].tokens = NULL
+        tally(SEQUENCES, -1)
         self._free_entry[self.n_entries_free] = h.slot
         self.n_entries_free += 1
         return 0
@@ -162,9 +169,11 @@ cdef class SequenceTable:
     # --- queries -------------------------------------------------------------------------------------------------
 
     cdef bint holds_prefilling(self, Prefilling h) noexcept:
+        MIRO_INDEX(h.slot, self.n_entries)
         return self._entry[h.slot].generation == h.generation and self._entry[h.slot].state == PREFILLING
 
     cdef bint holds_decoding(self, Decoding h) noexcept:
+        MIRO_INDEX(h.slot, self.n_entries)
         return self._entry[h.slot].generation == h.generation and self._entry[h.slot].state == DECODING
 
     cdef const Sequence* queued(self, Queued h) except NULL:
@@ -213,6 +222,7 @@ cdef class SequenceTable:
         cdef int n_log = logits_rows(seq, n_tok)
         if n_tok < 1 or n_tok > to_compute(seq):
             raise InternalError(f"sequence {seq.id} has no {n_tok} tokens to compute")
+        MIRO_SPAN(seq.n_computed, n_tok, seq.capacity)
         view.push_row(seq.table_slot, seq.n_computed, seq.tokens + seq.n_computed, n_tok, n_log)
         return n_log
 
@@ -221,6 +231,7 @@ cdef class SequenceTable:
         cdef Sequence* seq = self._at(h.slot, h.generation, DECODING)
         if to_compute(seq) != 1 or self.blocks_to_grow(h) > 0:
             raise InternalError(f"sequence {seq.id} has no token to decode, or no room for it")
+        MIRO_INDEX(seq.n_computed, seq.capacity)
         view.push_row(seq.table_slot, seq.n_computed, seq.tokens + seq.n_computed, 1, 1)
         return 1
 
@@ -260,6 +271,7 @@ cdef class SequenceTable:
         return seq.generation
 
     cdef int _give_back(self, Sequence* seq) except -1:
+        MIRO_INDEX(seq.table_slot, self.tables.n_slots)
         self.tables.free(self.pool, seq.table_slot)
         self._free_slot[self.n_slots_free] = seq.table_slot
         self.n_slots_free += 1
@@ -279,6 +291,7 @@ cdef class SequenceTable:
     cdef int _append(self, Sequence* seq, int token) except -1:
         if seq.n_computed != seq.n_tokens or seq.n_tokens == seq.capacity or token < 0:
             raise InternalError(f"sequence {seq.id} cannot take token {token} now")
+        MIRO_INDEX(seq.n_tokens, seq.capacity)
         seq.tokens[seq.n_tokens] = token
         seq.n_tokens += 1
         return 0

@@ -29,6 +29,7 @@ from miro_cy.sched.limits import Limits
 from miro_cy.batch cimport BatchView
 from miro_cy.cache.block_pool cimport BlockPool
 from miro_cy.cache.block_table cimport BlockTables
+from miro_cy.native cimport MIRO_INDEX
 from miro_cy.sched.request cimport (
     DECODING, PREFILLING, QUEUED, Decoding, Prefilling, Sequence, SequenceTable, to_compute)
 from miro_cy.sched.sets cimport SequenceSets
@@ -164,6 +165,7 @@ cdef class Scheduler:
                 self._table.grow(h)
                 self._row_id[self.view.n_rows] = self._table.decoding(h).id
                 self._table.push_next(h, self.view)
+                MIRO_INDEX(self._n_decode, self.view.max_rows)
                 self._decode_row[self._n_decode] = h
                 self._n_decode += 1
                 i += 1
@@ -216,6 +218,7 @@ cdef class Scheduler:
         """Add the row; returns how many scored logits rows it takes."""
         cdef const Sequence* seq = self._table.prefilling(h)
         self._row_id[self.view.n_rows] = seq.id
+        MIRO_INDEX(self.view.n_rows - self._n_decode, self.view.max_rows)
         self._chunk_row[self.view.n_rows - self._n_decode] = h
         cdef int rows = self._table.push_chunk(h, self.view, n)
         return rows if 0 <= seq.logits_from < seq.n_computed + n else 0

@@ -5,6 +5,7 @@ from libc.string cimport memmove
 
 from miro_cy.errors import InternalError
 
+from miro_cy.native cimport MIRO_INDEX
 from miro_cy.sched.request cimport DECODING, PREFILLING, QUEUED
 
 ctypedef fused Handle:
@@ -52,6 +53,7 @@ cdef class SequenceSets:
         """A new sequence at the end of the queue; returns its id."""
         cdef Queued h = self.table.create(self._next_id, tokens, max_new, logits_from, now)
         self._slot_of[self._next_id] = h.slot
+        MIRO_INDEX(self.n_waiting, self.table.n_entries)
         self.waiting[self.n_waiting] = h
         self.n_waiting += 1
         self._next_id += 1
@@ -59,6 +61,8 @@ cdef class SequenceSets:
 
     cdef int admit_first(self, double now) except -1:
         """The sequence that has waited longest becomes the last of the prefilling ones."""
+        MIRO_INDEX(0, self.n_waiting)
+        MIRO_INDEX(self.n_prefilling, self.table.n_entries)
         cdef Prefilling h = self.table.admit(self.waiting[0], now)
         remove[Queued](self.waiting, self.n_waiting, 0)
         self.n_waiting -= 1
@@ -75,6 +79,7 @@ cdef class SequenceSets:
         at = self.n_decoding
         while at > 0 and self.table.decoding(self.decoding[at - 1]).id > self.table.decoding(d).id:
             at -= 1
+        MIRO_INDEX(self.n_decoding, self.table.n_entries)
         insert[Decoding](self.decoding, self.n_decoding, at, d)
         self.n_decoding += 1
         return 0
@@ -95,6 +100,7 @@ cdef class SequenceSets:
             self.n_decoding -= 1
         else:
             raise InternalError("nothing runs that could be preempted")
+        MIRO_INDEX(self.n_waiting, self.table.n_entries)
         insert[Queued](self.waiting, self.n_waiting, 0, h)
         self.n_waiting += 1
         return 0

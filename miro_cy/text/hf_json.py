@@ -16,6 +16,7 @@ from miro_cy.errors import BadField, ModelFormatError, Unsupported
 from miro_cy.text.bytelevel import check_bytes, missing_bytes, piece_bytes
 from miro_cy.text.codec import Codec, Leading, encode_released
 from miro_cy.text.files import MAX_TOKENS, read_bytes
+from miro_cy.text.growth import Growth, growth, replacing, steps
 from miro_cy.text.specials import Special
 from miro_cy.text.vocabulary import BYTE_PIECE
 
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
     import tokenizers
 
 MAX_BYTES = 256 * 2**20
+#: Of a text once it is normalised and cut; each byte costs the library about twenty.
+MAX_TEXT_BYTES = 2**26
+#: How many bytes one byte of a text may become (the worst of real tokenizers' steps, multiplied), and how many on top.
+MAX_GROWTH, MAX_EXTRA_BYTES = 2**13, 2**16
+#: Of what a BPE writes before or after each part of a word.
+MAX_AFFIX_CHARS = 256
+#: How many times longer than its name the text of a token may be.
+MAX_TOKEN_GROWTH = 64
 T = TypeVar("T")
 
 
@@ -35,6 +44,8 @@ class _Added(msgspec.Struct):
 class _Model(msgspec.Struct):
     byte_fallback: bool = False
     unk_token: str | None = None
+    continuing_subword_prefix: str | None = None
+    end_of_word_suffix: str | None = None
 
 
 class Header(msgspec.Struct):
@@ -42,6 +53,8 @@ class Header(msgspec.Struct):
 
     model: _Model
     added_tokens: list[_Added] = []
+    normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any] | None = None
     decoder: dict[str, Any] | None = None
     post_processor: dict[str, Any] | None = None
 
@@ -63,6 +76,8 @@ class JsonCodec(Codec):
         for token in header.added_tokens:
             if not 0 <= token.id < MAX_TOKENS:
                 raise ModelFormatError(f"{path}: added token {token.content!r:.80} has the id {token.id}")
+        added = list(added)
+        self._growth = _bounded(path, header, [token.text for token in added])
         self._library = _guard(path, lambda: _load(data))
         self.model_type = type(self._library.model).__name__  # older files do not say
         if self.model_type not in ("BPE", "Unigram"):
@@ -89,6 +104,10 @@ class JsonCodec(Codec):
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         check_bytes(text, self._missing)
+        if self._growth(len(text.encode())) > MAX_TEXT_BYTES:
+            raise BadField(
+                f"the model's tokenizer may make more than {MAX_TEXT_BYTES} bytes of the text", field="prompt"
+            )
         library = self._library if parse_special else self._spelled()
         try:
             return encode_released(library, text)
@@ -126,6 +145,23 @@ def _header(path: Path, data: bytes) -> Header:
         return msgspec.json.decode(data, type=Header)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ModelFormatError(f"{path} is not a tokenizer: {error!s:.200}") from None
+
+
+def _bounded(path: Path, header: Header, added: list[str]) -> Growth:
+    """How much longer texts become. Raises ModelFormatError beyond what a tokenizer needs."""
+    found = growth(header.normalizer, header.pre_tokenizer)
+    if found.factor > MAX_GROWTH or found.extra > MAX_EXTRA_BYTES:
+        raise ModelFormatError(
+            f"{path} makes each byte of a text up to {found.factor} bytes, and {found.extra} more; "
+            f"the limits are {MAX_GROWTH} and {MAX_EXTRA_BYTES}"
+        )
+    names = [*(token.content for token in header.added_tokens), *added]
+    if found(sum(len(name.encode()) for name in names)) > MAX_TEXT_BYTES:  # loading normalises them
+        raise ModelFormatError(f"{path}: the added tokens may become more than {MAX_TEXT_BYTES} bytes")
+    for affix in (header.model.continuing_subword_prefix, header.model.end_of_word_suffix):
+        if affix is not None and len(affix) > MAX_AFFIX_CHARS:
+            raise ModelFormatError(f"{path}: a BPE prefix or suffix has more than {MAX_AFFIX_CHARS} characters")
+    return found
 
 
 def _load(data: bytes) -> tokenizers.Tokenizer:
@@ -171,13 +207,13 @@ def _reason(error: BaseException) -> str:
 
 def _decoder(decoder: dict[str, Any] | None) -> tuple[Callable[[str], bytes], Leading, bool]:
     """(bytes of one token, what comes off the beginning of a text, whether tokens are written in bytes)."""
-    steps = _flat(decoder)
-    if [step.get("type") for step in steps] == ["ByteLevel"]:
+    parts = list(steps(decoder, "decoders"))
+    if [part.get("type") for part in parts] == ["ByteLevel"]:
         return piece_bytes, Leading(), True
     replaced: list[tuple[str, str]] = []
     leading = Leading()
     fallback = fused = False
-    for step in steps:
+    for step in parts:
         match step:
             case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if old and not fused:
                 replaced.append((old, new))
@@ -193,8 +229,10 @@ def _decoder(decoder: dict[str, Any] | None) -> tuple[Callable[[str], bytes], Le
                 leading = Leading(first_piece=scheme != "never")
             case _:
                 raise Unusable(f"decoder {str(step.get('type'))[:40]}")
-    if not steps:
+    if not parts:
         raise Unusable("no decoder")
+    if replacing(replaced) > MAX_TOKEN_GROWTH:
+        raise Unusable(f"a decoder that makes tokens more than {MAX_TOKEN_GROWTH} times longer")
 
     def token_bytes(token: str) -> bytes:
         if fallback and (match := BYTE_PIECE.fullmatch(token)):
@@ -206,18 +244,8 @@ def _decoder(decoder: dict[str, Any] | None) -> tuple[Callable[[str], bytes], Le
     return token_bytes, leading, False
 
 
-def _flat(part: Any, key: str = "decoders") -> list[dict[str, Any]]:
-    """A pipeline's part as the list of its steps; sequences may hold sequences."""
-    if not isinstance(part, dict):
-        return []
-    if part.get("type") != "Sequence":
-        return [part]
-    inner = part.get(key)
-    return [step for item in inner for step in _flat(item, key)] if isinstance(inner, list) else []
-
-
 def _first_special(processor: Any, id_of: Callable[[str], int | None]) -> int | None:
-    for step in _flat(processor, "processors"):
+    for step in steps(processor, "processors"):
         match step:
             case {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": str(name)}}, *_]}:
                 specials = step.get("special_tokens")

@@ -32,6 +32,9 @@ STOP_S = 30.0
 
 #: A tiny llama with a byte-level tokenizer and a chat template.
 text_model = runpy.run_path(str(TESTS / "engine" / "conftest.py"))["text_model"]
+#: Hugging Face folders to damage, and what is in them.
+_LOADERS = runpy.run_path(str(FOLDER / "loaders.py"))
+hostile_folders, model_bytes, tokenizer_json = map(_LOADERS.get, ("hostile_folders", "model_bytes", "tokenizer_json"))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -92,6 +92,16 @@ cdef inline int first_key(const AttentionParams* p, int position) noexcept nogil
     return max(0, position - p.window + 1) if p.window > 0 else 0
 
 
+cdef bint blocks_exist(const AttentionItem* it, Py_ssize_t table_size) noexcept nogil:
+    """For the debug build: every block that the item reads is in its table, and in the pool."""
+    cdef int i, bs = it.kv.block_size
+    cdef int last = it.first + it.rows // it.group - 1
+    for i in range(first_key(it.p, it.first) // KV_RANGE * KV_RANGE // bs, last // bs + 1):
+        MIRO_INDEX(i, table_size)
+        MIRO_INDEX(it.table[i], it.kv.n_blocks)
+    return True
+
+
 cdef void score_tile(AttentionItem* it, int t0, int last) noexcept nogil:
     """s = q K^T for tokens [t0, t0 + KV_TILE) up to `last`, the latest any row may see."""
     cdef const KVCache* kv = it.kv
@@ -265,7 +275,12 @@ cdef void attention(
     it.l = it.m + span * group
     it.m_all = it.l + span * group
     it.l_all = it.m_all + span * group
+    MIRO_ASSERT(KV_TILE % kv.block_size == 0)
+    MIRO_SPAN(0, it.l_all + span * group - scratch, attention_scratch_floats(kv.head_dim))
     for r in range(batch.n_rows):
+        MIRO_INDEX(batch.slot[r], batch.n_slots)
+        MIRO_SPAN(batch.offset[r], batch.n_tok[r], batch.n_tokens)
+        MIRO_ASSERT(batch.first_pos[r] >= 0)
         it.table = batch.table + batch.slot[r] * batch.table_stride
         chunks = (batch.n_tok[r] + span - 1) // span
         for i in range(chunks * kv.n_kv_heads):
@@ -276,6 +291,7 @@ cdef void attention(
             it.head = i % kv.n_kv_heads
             it.first = batch.first_pos[r] + n
             it.rows = min(span, batch.n_tok[r] - n) * group
+            MIRO_ASSERT(blocks_exist(&it, batch.table_stride))
             attend_rows(&it, q + (batch.offset[r] + n) * ldq, ldq, out + (batch.offset[r] + n) * ldo, ldo)
 
 
@@ -312,11 +328,15 @@ cdef void kv_write(
     cdef int r, position
     cdef const int32_t* table
     for r in range(batch.n_rows):
+        MIRO_INDEX(batch.slot[r], batch.n_slots)
+        MIRO_SPAN(batch.offset[r], batch.n_tok[r], batch.n_tokens)
         first = max(share(batch.n_tokens, th, nth), batch.offset[r])
         last = min(share(batch.n_tokens, th + 1, nth), batch.offset[r] + batch.n_tok[r])
         table = batch.table + batch.slot[r] * batch.table_stride
         for t in range(first, last):
             position = batch.first_pos[r] + <int>(t - batch.offset[r])
+            MIRO_INDEX(position // kv.block_size, batch.table_stride)
+            MIRO_INDEX(table[position // kv.block_size], kv.n_blocks)
             write_token(
                 kv, table[position // kv.block_size], position % kv.block_size, k + t * ldk, v + t * ldv, v_bias,
             )

@@ -115,6 +115,7 @@ cdef inline void float_chunk(const int dtype, int np, FloatTile t, Py_ssize_t m)
 
 
 cdef void float_panels_direct(const PackedMatrix* w, Py_ssize_t p, int np, FloatTile t, Py_ssize_t m) noexcept nogil:
+    MIRO_SPAN(p, np, w.n_panels)
     t.w = w.data + p * w.panel_bytes
     t.panel_stride = w.k * PANEL
     t.y += p * PANEL
@@ -159,6 +160,9 @@ cdef void matmul_f32(
     cdef FloatTile t
     cdef Py_ssize_t p, i, r, rows, end = share(w.n_panels, th + 1, nth)
     cdef int np
+    MIRO_ASSERT(ldx >= w.k)
+    MIRO_ASSERT(ldy >= w.n_panels * PANEL)
+    MIRO_SPAN(0, FLOAT_PANELS * FLOAT_K * PANEL + FLOAT_K * PANEL // 4 + 2 * FLOAT_K, matmul_scratch_floats())
     t.ldx = ldx
     t.ldy = ldy
     for i in range((m + FLOAT_ROWS - 1) // FLOAT_ROWS):
@@ -182,6 +186,7 @@ cdef void embed_row(const PackedMatrix* w, Py_ssize_t row, float* x, float* scra
     cdef Plane plane
     cdef Py_ssize_t panel = row // PANEL, i = row % PANEL, c, k, j, kc
     cdef const uint8_t* src = w.data + panel * w.panel_bytes
+    MIRO_INDEX(row, w.n)
     if w.layout == LAYOUT_F32:
         for k in range(w.k):
             x[k] = (<const float*>src)[k * PANEL + i]

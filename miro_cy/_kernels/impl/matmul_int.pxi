@@ -148,6 +148,8 @@ cdef void matmul_i8(
     cdef IntTile t
     cdef Py_ssize_t nb = w.k // QBLOCK, chunks = (nb + INT_BLOCKS - 1) // INT_BLOCKS
     cdef Py_ssize_t s, r, rows, p, c, i, tiles
+    MIRO_ASSERT(ldy >= w.n_panels * PANEL)
+    MIRO_SPAN(0, INT_BLOCKS * 512 // 4 + 4 * INT_BLOCKS * PANEL, matmul_scratch_floats())
     plane.scale = scratch + INT_BLOCKS * 512 // 4
     plane.minimum = plane.scale + INT_BLOCKS * 2 * PANEL
     t.x = x
@@ -166,6 +168,7 @@ cdef void matmul_i8(
             for c in range(chunks):
                 t.first_block = nb * c // chunks
                 t.blocks = nb * (c + 1) // chunks - t.first_block
+                MIRO_SPAN(0, t.blocks, INT_BLOCKS)
                 unpack_plane(w, p, t.first_block, t.blocks, <uint8_t*>scratch, &plane)
                 for i in range(tiles):
                     t.row = r + rows * i // tiles

@@ -86,6 +86,8 @@ cdef inline void unpack_plane(
 ) noexcept nogil:
     """32-k blocks [first, first + blocks) of a panel; q: room for blocks * 512 bytes."""
     cdef const uint8_t* src = w.data + panel * w.panel_bytes
+    MIRO_INDEX(panel, w.n_panels)
+    MIRO_SPAN(first, blocks, w.k // QBLOCK)
     out.q = q
     out.stride = 512
     if w.block == 256:
