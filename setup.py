@@ -65,8 +65,9 @@ DIRECTIVES = {
     "cdivision": True,
     "embedsignature": True,
 }
-# Division stays C's: the other kind gives negative numbers another quotient.
-DEBUG_DIRECTIVES = DIRECTIVES | {"boundscheck": True, "initializedcheck": True, "nonecheck": True}
+# Division stays C's: the other kind gives negative numbers another quotient. Without nonecheck, which would have the
+# threads of a step take the GIL: what it would find ends the process anyway.
+DEBUG_DIRECTIVES = DIRECTIVES | {"boundscheck": True, "initializedcheck": True}
 #: Modules that wrap integers on purpose, in random numbers and exponents; in the others an overflow raises.
 WRAPPING = ("miro_cy._kernels.", "miro_cy.sampling.")
 PLAIN = [

@@ -94,6 +94,15 @@ def test_a_debug_build_ends_at_an_exception_that_nobody_would_see() -> None:
     assert "an exception in a function that cannot raise" in done.stderr
 
 
+def test_a_sanitized_build_ends_at_memory_that_no_assertion_guards() -> None:
+    if build_mode() != "sanitized":
+        pytest.skip("nothing watches memory here: make debug-asan ARGS=tests/test_native.py")
+    done = run("ops.rope(view([0], first=64), rows, *[np.zeros((64, 8), np.float32)] * 2)")
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in done.stderr
+    assert "rows.pxi" in done.stderr
+
+
 @pytest.mark.parametrize("row", [-1, 2])
 def test_a_debug_build_raises_where_python_can_see_it(row: int) -> None:
     debug_only()

@@ -195,9 +195,9 @@ cdef class CpuExecutor:
 
     cdef touch_kv(self, Py_ssize_t n_blocks):
         """Take the pool's memory now, with all threads: most of the time goes into the system's page faults."""
-        cdef int i, size, threads = self.threads
+        cdef int i, size
         cdef KVCache* kv
-        for i in prange(self.n_layers, nogil=True, num_threads=threads, schedule="dynamic"):
+        for i in prange(self.n_layers, nogil=True, num_threads=self.threads, schedule="dynamic"):
             kv = &self.layers[i].kv
             size = 2 if kv.dtype == KV_F16 else 4
             memset(kv.k, 0, n_blocks * kv.k_block * size)
@@ -235,7 +235,7 @@ cdef class CpuExecutor:
 
         The array is a view that the next call overwrites. Raises ValueError for a view that does not fit.
         """
-        cdef int i, positions = 0, threads = self.threads
+        cdef int i, positions = 0
         if self.weights is None:
             raise ValueError("the executor is closed")
         if view.n_rows < 1 or view.n_tokens > self.max_tokens:
@@ -250,7 +250,7 @@ cdef class CpuExecutor:
         self.rope.fill_to(positions)
         self.grow_logits(view.n_logits)
         self.view = view
-        with nogil, parallel(num_threads=threads):
+        with nogil, parallel(num_threads=self.threads):
             self.walk(mi_thread_id(), mi_team_size())
         return self.logits_array[:view.n_logits, :self.output.n]
 

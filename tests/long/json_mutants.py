@@ -131,13 +131,12 @@ def _delete(draw: random.Random, top: list[Any], home: Any, at: int) -> None:
 
 def _twice(draw: random.Random, top: list[Any], home: Any, at: int) -> None:
     """The entry once more, perhaps with another value or very often."""
-    times = min(draw.choice([1, 1, 1, 2, 1000, 30_000]), MAX_CHARS // len(write(home[at])) + 1)
+    entry = home[at]
     if isinstance(home, Pairs):
-        other = draw.choice([home[at][1], Raw("null"), Raw(draw.choice(NUMBERS)), draw.choice(TEXTS)])
-        index = draw.choice([at, len(home)])
-        home[index:index] = [[home[at][0], other]] * times
-        return
-    home[at:at] = [home[at]] * times
+        entry = [entry[0], draw.choice([entry[1], Raw("null"), Raw(draw.choice(NUMBERS)), draw.choice(TEXTS)])]
+    times = min(draw.choice([1, 1, 1, 2, 1000, 30_000]), MAX_CHARS // len(write(entry)) + 1)
+    index = draw.choice([at, len(home)])
+    home[index:index] = [entry] * times
 
 
 def _rename(draw: random.Random, top: list[Any], home: Any, at: int) -> None:

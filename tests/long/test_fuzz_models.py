@@ -7,7 +7,7 @@ from pathlib import Path
 
 from loaders import load_mutants
 
-MUTANTS = 4000
+MUTANTS = 12_000
 
 
 def test_promise_a_model_file_is_data_under_thousands_of_mutations(

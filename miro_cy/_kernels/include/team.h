@@ -18,10 +18,15 @@ static inline int mi_team_size(void) { return 1; }
 #define mi_pause()
 #endif
 
+/* What changes at each arrival, what is waited for, and whatever lies around both are in different cache lines. By
+ * distance: a Python object, of which this is a part, may begin anywhere, so nothing in it can have an alignment. */
 typedef struct {
-    _Alignas(64) atomic_int arrived;
-    _Alignas(64) atomic_int phase;
+    char before[64];
+    atomic_int arrived;
+    char between[60];
+    atomic_int phase;
     atomic_int sleepers;
+    char after[56];
 } mi_barrier;
 
 #if defined(__linux__)
