@@ -241,27 +241,7 @@ class Engine:
 
     def describe(self) -> dict[str, Any]:
         """What is served, for whoever asks from outside: names, sizes, settings, as JSON takes them."""
-        parts, spec = self._parts, self._parts.spec
-        executor = parts.executor
-        return {
-            "name": parts.name,
-            "context": parts.context,
-            "fingerprint": parts.fingerprint,
-            "architecture": spec.architecture,
-            "vocab_size": spec.vocab_size,
-            "layers": spec.n_layers,
-            "compute": "fast" if executor.fast else "exact",
-            "kv_dtype": parts.kv_dtype,
-            "block_size": parts.config.block_size,
-            "capacity": parts.capacity,
-            "kv_bytes_per_token": spec.kv_bytes_per_token(parts.kv_dtype),
-            "weight_bytes": executor.weights.nbytes,
-            "threads": executor.threads,
-            "isa": parts.isa,
-            "text": parts.tokenizer.supported,
-            "chat": parts.tokenizer.has_template,
-            "sampling": dict(parts.generation.sampling),
-        }
+        return self._parts.describe()
 
     def warm_up(self) -> None:
         """Generate one token and forget it, so that the first request finds memory and threads ready.

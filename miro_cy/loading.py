@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import miro_cy
 from miro_cy._kernels.select import active_isa
@@ -55,6 +56,29 @@ class Parts:
     kv_dtype: KVDtype
     isa: str
     fingerprint: str
+
+    def describe(self) -> dict[str, Any]:
+        """What is served, for whoever asks from outside: names, sizes, settings, as JSON takes them."""
+        spec, executor = self.spec, self.executor
+        return {
+            "name": self.name,
+            "context": self.context,
+            "fingerprint": self.fingerprint,
+            "architecture": spec.architecture,
+            "vocab_size": spec.vocab_size,
+            "layers": spec.n_layers,
+            "compute": "fast" if executor.fast else "exact",
+            "kv_dtype": self.kv_dtype,
+            "block_size": self.config.block_size,
+            "capacity": self.capacity,
+            "kv_bytes_per_token": spec.kv_bytes_per_token(self.kv_dtype),
+            "weight_bytes": executor.weights.nbytes,
+            "threads": executor.threads,
+            "isa": self.isa,
+            "text": self.tokenizer.supported,
+            "chat": self.tokenizer.has_template,
+            "sampling": dict(self.generation.sampling),
+        }
 
 
 #: The process whose OpenMP threads have run; they do not survive a fork, and the child would wait for them for ever.
