@@ -47,6 +47,8 @@ DEBUG_FLAGS = [
     "-include",
     "miro_cy/_kernels/include/loud.h",
 ]
+# Kernels that are watched as well keep their -O3: their tests would take an hour without.
+WATCHED_KERNELS = ["-O3"] if SANITIZERS else []
 SANITIZER_FLAGS = [f"-fsanitize={SANITIZERS}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 LEVELS: dict[str, list[str]] = {"generic": []}
 if platform.machine() in ("x86_64", "AMD64"):
@@ -133,7 +135,7 @@ def extensions() -> list[Extension]:
     found += [extension(name, openmp, openmp) for name in OPENMP]
     for level, march in LEVELS.items():
         if accepts(march):
-            found.append(extension(f"miro_cy._kernels.isa.{level}", march, []))
+            found.append(extension(f"miro_cy._kernels.isa.{level}", march + WATCHED_KERNELS, []))
     return found
 
 
