@@ -59,11 +59,10 @@ def outcome(path: Path) -> str:
             assert answer(engine) == first
             engine.check_integrity()
             return "answered"
-    except ModelNotFound:
-        raise  # the file is there: something else went wrong
     except (ModelError, ConfigError) as error:
-        if "not enough memory" in str(error):
-            raise  # no mutant needs much
+        # A file is there (an index may name another), and no mutant needs much memory: something else went wrong.
+        if "not enough memory" in str(error) or (isinstance(error, ModelNotFound) and path.is_file()):
+            raise
         return f"refused: {type(error).__name__}"
 
 
