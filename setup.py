@@ -34,6 +34,7 @@ FLAGS = [
     "-fno-tree-loop-distribute-patterns",
     "-fno-strict-aliasing",
     "-Wno-unused-function",
+    "-Wno-unused-but-set-variable",
     "-g0",
 ]
 GCC_ONLY = ["--param", "max-completely-peel-times=8"]

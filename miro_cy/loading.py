@@ -17,7 +17,7 @@ from miro_cy.cache.block_pool import BlockPool
 from miro_cy.cache.block_table import BlockTables
 from miro_cy.config import Compute, EngineConfig
 from miro_cy.core import EngineCore
-from miro_cy.errors import ConfigError, ModelFormatError
+from miro_cy.errors import ConfigError, ModelFormatError, Unavailable
 from miro_cy.formats.gguf import GGUFFile
 from miro_cy.hub import resolve
 from miro_cy.machine import available_memory, default_threads, trim_heap
@@ -220,7 +220,7 @@ def _blocks(spec: ModelSpec, config: EngineConfig, kv_dtype: KVDtype, context: i
                 field="kv_memory",
             )
         if config.kv_memory > (free := available_memory()):
-            raise ConfigError(f"kv_memory is {config.kv_memory} bytes, only {free} are free", field="kv_memory")
+            raise Unavailable(f"kv_memory is {config.kv_memory} bytes, only {free} are free", field="kv_memory")
         return min(config.kv_memory // block_bytes, 2**31 // config.block_size - 1)
     contexts, share = (SERVER_CONTEXTS, SERVER_SHARE) if config.kv_memory == "auto" else (1, SINGLE_SHARE)
     return max(1, min(one_context * contexts, int(available_memory() * share) // block_bytes))

@@ -7,6 +7,7 @@ one with the model; a test's own `timeout` mark wins. Hypothesis draws the same 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from hypothesis import settings
 from miro_cy.native import build_mode
 
 MODEL_TIMEOUT_S = 300
+
+# Shells start background jobs with SIGINT ignored, and children inherit that: tests of Ctrl-C would wait in vain.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("miro", derandomize=True, deadline=None, database=None)
 settings.load_profile("miro")

@@ -20,8 +20,9 @@ from miro_client.errors import BadField, ConnectionLost, MiroError
 
 #: A reply to a question that has one.
 Body = TypeVar("Body", bound=msgspec.Struct)
-#: How long PING and HELLO wait unless told otherwise, in seconds.
-CONTROL_S = 5.0
+#: How long a question about the worker waits unless told otherwise, in seconds: longer than connecting takes to fail,
+#: which says better what is wrong.
+CONTROL_S = 8.0
 HELLO = wire.Hello(minor=wire.MINOR, client=f"miro-client {__version__}", lang="python")
 
 
@@ -96,7 +97,7 @@ def generate_body(
         return wire.Generate(
             prompt=prompt,
             tokens=None if tokens is None else wire.pack_ids(tokens),
-            messages=None if messages is None else [wire.ChatMessage(**message) for message in messages],
+            messages=None if messages is None else _messages(messages),
             sampling={name: _plain(value) for name, value in sampling.items()},
             stream=stream,
         )
@@ -104,6 +105,20 @@ def generate_body(
         raise
     except (TypeError, ValueError) as error:
         raise BadField(f"the request cannot be encoded: {error}") from None
+
+
+def _messages(messages: Sequence[Mapping[str, Any]]) -> list[wire.ChatMessage]:
+    if isinstance(messages, str | bytes | Mapping):
+        raise BadField(f"messages must be a list of maps, not {messages!r:.80}", field="messages")
+    made = []
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise BadField(f"a message is a map with role and content, not {message!r:.80}", field=f"messages[{i}]")
+        try:
+            made.append(wire.ChatMessage(**message))
+        except TypeError as error:
+            raise BadField(f"messages[{i}] cannot be sent: {error}", field=f"messages[{i}]") from None
+    return made
 
 
 def drain_body(grace_ms: int | None) -> wire.Drain:

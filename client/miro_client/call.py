@@ -90,6 +90,9 @@ class Call:
 def _encode(request_id: bytes, body: wire.Request) -> list[bytes]:
     try:
         frames = wire.encode(request_id, body)
+    except UnicodeEncodeError as error:
+        field = "prompt" if isinstance(body, wire.Generate) and body.prompt is not None else "messages"
+        raise BadField(f"the text is not valid Unicode: {error.reason}", field=field) from None
     except (TypeError, ValueError, OverflowError) as error:
         raise BadField(f"the request cannot be encoded: {error}") from None
     limit, size = wire.MAX_MESSAGE_BYTES, len(frames[-1])

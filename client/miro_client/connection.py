@@ -238,7 +238,7 @@ class Connection:
         if not self._connected:
             for call in [call for call in self._calls.values() if not call.sent and now >= call.connect_by]:
                 self._forget(call)
-                call.inbox.put(ConnectionLost(f"no worker answers at {self._endpoint} (is miro-worker running?)"))
+                call.inbox.put(ConnectionLost(f"no worker answers at {self._endpoint} (is miro serve running?)"))
             return
         if not any(call.sent for call in self._calls.values()):
             return

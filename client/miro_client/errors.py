@@ -139,6 +139,10 @@ class ConfigError(MiroError, ValueError):
     """An engine or worker setting is out of range; `field` names it."""
 
 
+class Unavailable(ConfigError):
+    """A setting is fine in itself, but what it asks for is taken now: a socket, memory. Later it may not be."""
+
+
 class EngineClosed(MiroError):
     """The engine was closed, or is used in a process forked from the one that made it."""
 

@@ -54,6 +54,8 @@ class ChatTemplate:
             raise BadField(f"the chat template cannot render these messages: {reason:.300}", field="messages") from None
 
     def _template(self) -> jinja2.Template:
+        from jinja2 import TemplateAssertionError
+
         from miro_cy.text import sandbox
 
         with self._lock:
@@ -68,6 +70,11 @@ class ChatTemplate:
                     self._compiled = sandbox.environment().from_string(self._source)
                 except Exception as error:  # the parser's own error, or Python's for code nested too deep
                     reason = f"{type(error).__name__}: {error}"
+                    if isinstance(error, TemplateAssertionError):  # a filter or test left out of the sandbox
+                        raise Unsupported(
+                            f"the model's chat template needs what miro does not offer: {error!s:.300}",
+                            field="messages",
+                        ) from None
                     raise Unsupported(
                         f"the model's chat template is not valid: {reason:.300}", field="messages"
                     ) from None

@@ -20,7 +20,7 @@ import miro_cy
 from miro_cy._kernels.select import active_isa
 from miro_cy.config import EngineConfig
 from miro_cy.engine import Engine
-from miro_cy.errors import ConfigError, InternalError
+from miro_cy.errors import ConfigError, InternalError, Unavailable
 from miro_cy.hub import resolve
 from miro_cy.inspect import ModelReport, inspect_model
 from miro_cy.loading import Parts, compute_mode, kv_dtype_of, load_parts
@@ -179,7 +179,7 @@ def _with_room(config: EngineConfig, about: ModelReport, works: list[Work]) -> E
         blocks = max(work.rows * (2 + work.room // config.block_size) for work in works)
         needed = blocks * config.block_size * about.kv_bytes_per_token[dtype]
         if needed > (free := available_memory()):
-            raise ConfigError(f"these rows need a KV cache of {needed} bytes, only {free} are free", field="rows")
+            raise Unavailable(f"these rows need a KV cache of {needed} bytes, only {free} are free", field="rows")
         config = EngineConfig.build(config, {"kv_memory": needed})
     return EngineConfig.build(config, {"max_num_seqs": max(work.rows for work in works), "step_ms": STEP_MS})
 

@@ -225,3 +225,11 @@ def test_connect(chat: Any, client: Any) -> None:
 def test_wrong_usage_is_status_2(chat: Any, engine: Any, arguments: list[str]) -> None:
     result = chat("one\n", *arguments)
     assert (result.exit_code, result.stdout, engine.loaded) == (2, "", None)
+
+
+def test_an_interrupt_ends_a_piped_chat(chat: Any, engine: Any) -> None:
+    """A file of questions needs one Ctrl-C, not one for each of them."""
+    engine.error = KeyboardInterrupt()
+    result = chat("one\ntwo\n")
+    assert result.exit_code == 130
+    assert len(engine.asked) == 1

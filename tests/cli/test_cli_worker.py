@@ -71,7 +71,7 @@ def test_status_of_a_worker_that_drains(ask: Callable[..., Result], worker: Work
         stream = client.generate(tokens=[1, 2, 3], max_tokens=500, ignore_eos=True)
         next(stream)
         result = ask("drain", "--grace-ms", "60000")
-        assert (result.exit_code, result.stdout) == (0, "draining: 1 requests may still finish\n")
+        assert (result.exit_code, result.stdout) == (0, "draining: 1 request may still finish\n")
         result = ask("status")
         # It may be through already; a worker that is gone is no more ready than one that drains.
         assert result.exit_code == 1

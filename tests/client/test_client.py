@@ -243,3 +243,20 @@ def test_only_what_waits_counts_towards_the_limit():
     for _ in range(4):
         inbox.put(wire.Chunk(s=0), size)
     assert inbox.full
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        ({"messages": "hi"}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": "x", "colour": 1}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
+        ({"prompt": "\ud800"}, "prompt"),
+    ],
+)
+def test_what_cannot_be_sent_is_named(worker, connect, request_, field):
+    with pytest.raises(BadField) as caught:
+        connect(worker.endpoint).generate(**request_)
+    assert caught.value.field == field
+    assert "ChatMessage()" not in str(caught.value) or "colour" in str(caught.value)

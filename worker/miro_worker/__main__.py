@@ -49,7 +49,7 @@ def engine_options(command: Any) -> Any:
     show_default=True,
 )
 @engine_options
-@click.version_option(__version__)
+@click.version_option(__version__, message="%(prog)s %(version)s")
 def main(model: str, bind: str | None, grace_ms: int, log_level: str, **options: Any) -> None:
     """Serve MODEL to many clients at once, until SIGTERM or Ctrl-C.
 
@@ -58,12 +58,14 @@ def main(model: str, bind: str | None, grace_ms: int, log_level: str, **options:
     logging.basicConfig(
         stream=sys.stderr, level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    from miro_client.errors import ConfigError, MiroError
+    from miro_client.errors import ConfigError, MiroError, Unavailable
 
     try:
         # A server's share of memory, unless told otherwise; the engine's own default is one context.
         given = {name: value for name, value in options.items() if value is not None}
         code = serve(model, bind, grace_ms, {"kv_memory": "auto", **given})
+    except Unavailable as error:
+        raise click.ClickException(error.message) from None
     except ConfigError as error:
         raise click.UsageError(error.message) from None
     except MiroError as error:

@@ -16,7 +16,7 @@ from typing import Any
 import zmq
 
 from miro_client.endpoint import check_endpoint, check_private, default_endpoint
-from miro_client.errors import ConfigError
+from miro_client.errors import ConfigError, Unavailable
 
 SCHEME = "ipc://"
 #: How long another worker may take to bind in the same folder.
@@ -98,7 +98,7 @@ def _lock(handle: int, folder: Path) -> None:
             return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             if time.monotonic() >= deadline:
-                raise ConfigError(f"{folder} is locked by another process", field="bind") from None
+                raise Unavailable(f"{folder} is locked by another process", field="bind") from None
         time.sleep(0.02)
 
 
@@ -119,4 +119,4 @@ def _check_free(path: str) -> None:
             raise ConfigError(f"cannot bind {path!r:.200}: {error}", field="bind") from None
     # Only a refusal proves that nobody listens; a full backlog (EAGAIN) is a busy worker.
     if result not in (errno.ECONNREFUSED, errno.ENOENT):
-        raise ConfigError(f"{path} is in use by another worker", field="bind")
+        raise Unavailable(f"{path} is in use by another worker", field="bind")

@@ -16,7 +16,7 @@ import click
 
 from miro_client import __version__
 from miro_client.cli.console import Failure, flush_stdout, silence_stdout
-from miro_client.errors import ConfigError, MiroError
+from miro_client.errors import ConfigError, MiroError, Unavailable
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
@@ -70,6 +70,8 @@ class LazyGroup(click.Group):
             raise
         except click.ClickException as error:
             raise Failure(error.message) from error
+        except Unavailable as error:
+            raise Failure(str(error)) from error
         except ConfigError as error:  # a setting out of range is wrong usage, whoever found it
             raise click.UsageError(str(error)) from error
         except KeyboardInterrupt:

@@ -122,6 +122,11 @@ def from_worker(client: Client) -> Ask:
     return ask
 
 
+def stopped(text: str) -> Answer:
+    """An answer that the user ended, whose tokens and times nobody told."""
+    return Answer(text, [], "cancelled", _usage(None), _timing(None))
+
+
 def _usage(usage: Any) -> dict[str, int]:
     return {key: getattr(usage, key, 0) for key in ("prompt_tokens", "cached_tokens", "completion_tokens")}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from miro_client.cli.conversation import Conversation
 
 MAX_TOKENS = 2048
-#: For models whose makers recommend nothing, and workers, which do not say.
+#: For models whose makers recommend nothing.
 SAMPLING = {"temperature": 0.7, "top_p": 0.95}
 HELP = '''\
 /retry         ask the last question again
@@ -83,7 +83,7 @@ def chat(as_json: bool, **options: Any) -> None:
             remark(f"{about.model}, {about.context:,} tokens of context. /help lists the commands, Ctrl-D leaves.")
         conversation = Conversation(
             source.ask,
-            interrupts if terminal else nullcontext(),
+            interrupts if terminal else None,
             system=options["system"],
             max_tokens=options["max_tokens"],
             default_max_tokens=MAX_TOKENS,

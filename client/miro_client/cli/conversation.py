@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from miro_client.cli.answers import Answer, Ask, Question, answer
+from miro_client.cli.answers import Answer, Ask, Question, answer, stopped
 from miro_client.cli.console import TextOut
 from miro_client.errors import RequestError
 
-#: finish_reason of an answer that the user stopped.
+#: finish_reason of an answer that the user stopped; answers.stopped makes one.
 STOPPED = "cancelled"
 
 
@@ -28,11 +28,12 @@ class Exchange:
 class Conversation:
     """The exchanges so far, and how the next question is asked.
 
-    interrupts: KeyboardInterrupt comes only inside it, while an answer is awaited.
+    interrupts: KeyboardInterrupt comes only inside it, while an answer is awaited, and ends the answer alone; None
+    where it ends everything.
     """
 
     ask: Ask
-    interrupts: AbstractContextManager[None]
+    interrupts: AbstractContextManager[None] | None
     system: str | None = None
     max_tokens: int | None = None
     default_max_tokens: int = 512
@@ -74,13 +75,15 @@ class Conversation:
         with closing(answer(self.ask, question)) as pieces:
             while True:
                 try:
-                    with self.interrupts:
+                    with self.interrupts or nullcontext():
                         piece = next(pieces)
                 except StopIteration as end:
                     result: Answer = end.value
                     return result
                 except KeyboardInterrupt:
-                    return Answer("".join(come), [], STOPPED, {}, {})
+                    if self.interrupts is None:
+                        raise
+                    return stopped("".join(come))
                 come.append(piece)
                 if out is not None:
                     out.write(piece)

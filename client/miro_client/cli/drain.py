@@ -37,4 +37,4 @@ def drain(connect: str, grace_ms: int | None, as_json: bool) -> None:
     if as_json:
         print_json({"live": live})
     else:
-        click.echo(f"draining: {live} requests may still finish")
+        click.echo(f"draining: {live} request{'s' * (live != 1)} may still finish")
