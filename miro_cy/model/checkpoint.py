@@ -6,6 +6,7 @@ all checked before the first byte of a tensor is read.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,7 +103,8 @@ class Checkpoint:
     def name(self) -> str:
         """What to call the model."""
         path = self.path.resolve()
-        return path.name if path.is_dir() else path.stem
+        name = path.name if path.is_dir() else path.stem
+        return os.fsencode(name).decode(errors="replace")  # file names are bytes; this one goes on the wire
 
     def parts(self) -> list[Part]:
         """Every tensor of the model in its place: the model's own, then layer by layer.
@@ -110,11 +112,12 @@ class Checkpoint:
         Raises ModelFormatError naming a tensor that is missing, misshapen, or not part of such a model.
         """
         dims = sizes(self.spec)
-        unread = set(self.source.tensors) - set(self.ignored)
+        tensors = self.source.tensors
+        unread = set(tensors) - set(self.ignored)
         found = []
         for role, layer in self._places():
             name = self.names[role].format(layer)
-            tensor = self.source.tensors.get(name)
+            tensor = tensors.get(name)
             if tensor is None:
                 if role in self.optional:
                     continue

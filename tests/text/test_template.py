@@ -121,7 +121,7 @@ def test_broken_templates(source: str) -> None:
     if source == "(" * 10:
         assert render(source) == source
         return
-    with pytest.raises(Unsupported, match="not valid|does not offer"):
+    with pytest.raises(Unsupported, match=r"not valid|does not offer"):
         render(source)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -257,3 +258,36 @@ def test_a_control_endpoint_that_cannot_be_bound_leaves_nothing_behind(folder, e
         worker.start()
     assert (folder / "w.sock.control").read_text() == "mine"
     assert not (folder / "w.sock").exists()
+
+
+def test_connections_stop_short_of_the_descriptors(serve, raw, control):
+    """libzmq ends the process when a connection comes for which there is no descriptor."""
+    worker = serve(max_connections=32)  # 24 for data, 4 each for control and admin
+    client, user = control(worker), raw(worker)
+    wait_until(lambda: health(client).ready, "it is ready")
+    assert user.until_end(user.generate("abc", max_tokens=2))[-1].reason == "length"
+    silent = []
+    for endpoint in (worker.endpoint, control_endpoint(worker.endpoint)):
+        for _ in range(60):
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.setblocking(False)  # EAGAIN: the backlog is full
+            wait_until(lambda c=connection, e=endpoint: c.connect_ex(e[len("ipc://") :]) == 0, "it is connected")
+            silent.append(connection)
+    data, desk, _ = worker._sockets
+    wait_until(lambda: data.refused >= 60 - 23 and len(data._connected) == 24, "data has its share")
+    wait_until(lambda: desk.refused >= 60 - 3 and len(desk._connected) == 4, "control has its share")
+    # Who was there before is served, and when the others are gone, newcomers are too.
+    assert user.until_end(user.generate("abc", max_tokens=2))[-1].reason == "length"
+    assert health(client).ready
+    for connection in silent:
+        connection.close()
+    wait_until(lambda: len(worker._sockets[1]._connected) == 1, "they are gone")
+    assert health(control(worker)).ready
+
+
+def test_an_answer_that_cannot_be_sent_is_an_error(serve, control, engine):
+    engine.describe = lambda: {"name": "\udcff", "context": 1, "fingerprint": "f"}
+    client = control(serve())
+    client.send(wire.Models())
+    assert client.receive()[1].code == "internal"
+    assert health(client).status in ("starting", "ok")

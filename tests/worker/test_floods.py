@@ -85,7 +85,7 @@ def test_floods_that_end_in_a_disconnection_do_not_end_the_worker(process, raw):
 
 def test_no_heartbeat_and_room_for_a_burst(folder):
     context = zmq.Context()
-    data = RouterSocket(context, f"ipc://{folder}/d.sock", WorkerConfig())
+    data = RouterSocket(context, f"ipc://{folder}/d.sock", WorkerConfig(), 100)
     try:
         assert data.router.get(zmq.HEARTBEAT_IVL) == 0
         assert data.router.get(zmq.RCVHWM) >= 10 * WorkerConfig().messages_per_second
@@ -96,7 +96,7 @@ def test_no_heartbeat_and_room_for_a_burst(folder):
 
 def test_a_message_of_many_frames_is_read_in_turns(folder, raw):
     context = zmq.Context()
-    data = RouterSocket(context, f"ipc://{folder}/d.sock", WorkerConfig())
+    data = RouterSocket(context, f"ipc://{folder}/d.sock", WorkerConfig(), 100)
     try:
         client = raw(data.endpoint)
         count = 20 * FRAMES_A_CALL

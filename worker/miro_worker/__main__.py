@@ -81,10 +81,15 @@ def main(model: str, bind: str | None, grace_ms: int, log_level: str, **options:
 
 def serve(model: str, bind: str | None, grace_ms: int, options: dict[str, Any]) -> int:
     """Load the model, then serve it. Returns the exit code."""
+    import resource
+
     from miro_cy import Engine
     from miro_worker.config import WorkerConfig
     from miro_worker.worker import Worker
 
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a connection is a descriptor
+    logging.getLogger("miro").debug("descriptors: %d, were %d", hard, soft)
     engine: Any = Engine.load(model, **options)
     worker = Worker(engine, bind, config=WorkerConfig(grace_ms=grace_ms))
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import resource
+from dataclasses import dataclass, field, fields
 
 from miro_client.errors import ConfigError
 from miro_client.wire import MAX_MESSAGE_BYTES
 
 MIB = 2**20
+
+
+def _half_the_descriptors() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**20 if soft == resource.RLIM_INFINITY else max(1, min(soft // 2, 2**20))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +30,8 @@ class WorkerConfig:
     grace_ms: how long running requests may go on after a stop was asked for.
     linger_ms: how long the last messages may take to leave when the socket closes.
     retry_after_ms: advice given with queue_full.
+    max_connections: what comes beyond is hung up on. Half the process's limit of descriptors by default. A quarter of
+    it is kept for the control and admin sockets.
     stalled_ms: health goes red when a step, or the preparation of a prompt, has taken so long.
     """
 
@@ -40,10 +48,11 @@ class WorkerConfig:
     linger_ms: int = 1_000
     retry_after_ms: int = 500
     stalled_ms: int = 30_000
+    max_connections: int = field(default_factory=_half_the_descriptors)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            low = 0 if field.name in ("grace_ms", "linger_ms") else 1
+        for setting in fields(self):
+            name, value = setting.name, getattr(self, setting.name)
+            low = 0 if name in ("grace_ms", "linger_ms") else 1
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
-                raise ConfigError(f"{field.name} must be an integer from {low}, not {value!r:.80}", field=field.name)
+                raise ConfigError(f"{name} must be an integer from {low}, not {value!r:.80}", field=name)

@@ -73,7 +73,12 @@ class Desk:
         except Exception:
             log.exception("a message of type 0x%02x failed", head.kind)
             answer = self._refusal(InternalError("the message could not be handled"))
-        self.delivery.post(inbound.peer, head.id, answer, delimited=head.delimited)
+        try:
+            self.delivery.post(inbound.peer, head.id, answer, delimited=head.delimited)
+        except (TypeError, ValueError, OverflowError):
+            log.exception("an answer of type %s cannot be sent", type(answer).__name__)
+            refusal = self._refusal(InternalError("the answer could not be sent"))
+            self.delivery.post(inbound.peer, head.id, refusal, delimited=head.delimited)
 
     def _answer(self, head: wire.Head) -> wire.Reply | wire.Answers:
         if head.error is not None:

@@ -118,7 +118,9 @@ class Sessions:
     def cancel(self, stream: Stream) -> None:
         """The client wants no more. Ends at once, or with the next step if the engine runs it."""
         if stream.admitted and stream.job in self._jobs:
-            self._steps.push(Abort(stream.job))  # the engine's event brings the END, with the usage
+            if not stream.aborted:  # CANCEL is free, and may be repeated
+                stream.aborted = True
+                self._steps.push(Abort(stream.job))  # the engine's event brings the END, with the usage
             return
         self._withdraw(stream)
         if stream.end is None or stream.has_output:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -93,8 +95,12 @@ class RouterSocket:
     first frame of a reply was sent, which ties the rest of it to one pipe, before the contents are.
     """
 
-    def __init__(self, context: zmq.Context[Any], endpoint: str | None, config: WorkerConfig) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], endpoint: str | None, config: WorkerConfig, max_connections: int
+    ) -> None:
         self._config = config
+        self._max_connections = max_connections
+        self.refused = 0  # connections beyond that
         self._connected: set[int] = set()
         self._peers: dict[int, dict[bytes, Peer]] = {}
         self._lost: list[Peer] = []
@@ -128,7 +134,7 @@ class RouterSocket:
             (zmq.MAXMSGSIZE, config.max_message_bytes),
             (zmq.SNDHWM, config.send_hwm),
             (zmq.RCVHWM, RECEIVE_HWM),
-            (zmq.BACKLOG, 1024),
+            (zmq.BACKLOG, min(1024, max(8, self._max_connections // 4))),
         ):
             self.router.setsockopt(option, value)
 
@@ -193,6 +199,9 @@ class RouterSocket:
                 self._lose(peer)
             if event == zmq.EVENT_ACCEPTED:
                 self._connected.add(fd)
+                if len(self._connected) > self._max_connections:
+                    self.refused += 1
+                    _hang_up(fd)
             else:
                 self._connected.discard(fd)
 
@@ -219,6 +228,19 @@ class RouterSocket:
             peers = self._peers.get(peer.fd)
             if peers is not None and peers.get(peer.routing_id) is peer:
                 del peers[peer.routing_id]
+
+
+def _hang_up(fd: int) -> None:
+    """End a connection that libzmq owns, as its peer could; libzmq closes the descriptor.
+
+    Where they run out, libzmq 4.3.5 ends the process.
+    """
+    with contextlib.suppress(OSError):  # it is over already
+        connection = socket.socket(fileno=fd)
+        try:
+            connection.shutdown(socket.SHUT_RDWR)
+        finally:
+            connection.detach()
 
 
 def _source(frame: zmq.Frame) -> int:

@@ -29,6 +29,7 @@ class Stream:
         self.credit = body.credit  # chunks that may still be sent; None: no window
         self.starved_since: float | None = None
         self.admitted = False
+        self.aborted = False
         self.prompt_bytes = 0  # of a prompt that waits for the text thread
         self.prompt_ids = b""
         self.seed = 0

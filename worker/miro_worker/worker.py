@@ -93,9 +93,11 @@ class Worker:
         return self
 
     def _open(self, context: zmq.Context[Any]) -> None:
-        self._sockets.append(RouterSocket(context, self._bind, self.config))
+        share = max(1, self.config.max_connections // 8)
+        data = max(1, self.config.max_connections - 2 * share)
+        self._sockets.append(RouterSocket(context, self._bind, self.config, data))
         for endpoint in (control_endpoint(self.endpoint), admin_endpoint(self.endpoint)):
-            self._sockets.append(RouterSocket(context, endpoint, self.config))
+            self._sockets.append(RouterSocket(context, endpoint, self.config, share))
 
     def _build(self, data: RouterSocket, control: RouterSocket, admin: RouterSocket) -> None:
         config, wakeup, clock, engine = self.config, Wakeup(), time.monotonic, self._engine

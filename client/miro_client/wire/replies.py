@@ -213,7 +213,7 @@ def error_body(error: MiroError) -> Error:
     """The body of the ERROR that tells of it."""
     return Error(
         code=error.code,
-        message=error.message,
+        message=error.message.encode(errors="replace").decode(),
         field=error.field,
         retry_after_ms=error.retry_after_ms,
         supported=[MAJOR] if isinstance(error, BadVersion) else None,
