@@ -11,6 +11,8 @@ import click
 
 from miro_client import __version__
 
+#: With fewer, libzmq may take connections faster than they are hung up on.
+FEW_DESCRIPTORS = 1024
 #: Options that go to the engine as they are, if given.
 ENGINE_OPTIONS = (
     click.option("--threads", type=click.IntRange(1), help="Compute threads [default: physical cores granted]."),
@@ -87,9 +89,12 @@ def serve(model: str, bind: str | None, grace_ms: int, options: dict[str, Any]) 
     from miro_worker.config import WorkerConfig
     from miro_worker.worker import Worker
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a connection is a descriptor
-    logging.getLogger("miro").debug("descriptors: %d, were %d", hard, soft)
+    if hard < FEW_DESCRIPTORS:
+        logging.getLogger("miro.worker").warning(
+            "at most %d descriptors: a flood of connections may end the worker", hard
+        )
     engine: Any = Engine.load(model, **options)
     worker = Worker(engine, bind, config=WorkerConfig(grace_ms=grace_ms))
 
