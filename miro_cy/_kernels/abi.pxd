@@ -24,6 +24,7 @@ from libc.stdint cimport int8_t, int16_t, int32_t, uint8_t, uint16_t, uint32_t, 
 
 cdef enum:
     PANEL = 16          # output rows a panel
+    TILE_ROWS = 8       # rows of activations that are quantised into one block
     QBLOCK = 32         # k elements of the smallest quantised weight block
     QGROUP = 16         # k elements an activation scale covers
     KV_TILE = 64        # tokens an online-softmax tile covers, at absolute positions
@@ -59,13 +60,17 @@ cdef struct PackedMatrix:
     const uint8_t* data     # 64-byte aligned
 
 
+cdef struct QuantBlock:
+    # 32 k of a tile of 8 rows, all that a matmul reads of them in one place; rows past the last are left as they are
+    int8_t q[8][32]
+    float d[2][8]           # of the first and the second 16 k
+    int32_t sum[2][8]       # of q
+    float dsum[8]           # of d * q over all 32 k
+
 cdef struct Activations:
     # int8 activations of m rows, one scale per 16 k: x ~ d * q. With one per 32, as others have it, SmolLM2's distance
     # from exact logits scatters between 0.0028 and 0.0039 nats a token; with one per 16, between 0.0014 and 0.0023.
-    int8_t* q               # [m, k]
-    float* d                # [m, k/16]
-    int32_t* sum            # [m, k/16] sum of q
-    float* dsum             # [m, k/32] sum of d * q
+    QuantBlock* block       # [(m + 7) / 8, k / 32]
 
 
 cdef struct KVCache:
@@ -146,7 +151,7 @@ cdef struct KernelTable:
 
     # --- rows ---
     void (*quantise)(
-        int th, int nth, const float* x, Py_ssize_t ldx, Py_ssize_t m, Py_ssize_t k, const Activations* out
+        int th, int nth, const float* x, Py_ssize_t ldx, Py_ssize_t m, Py_ssize_t k, const Activations* out, bint whole
     ) noexcept nogil
     # x += delta (+ bias) where delta is given; y = x / rms(x) * weight
     void (*add_rmsnorm)(

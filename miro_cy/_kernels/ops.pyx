@@ -1,13 +1,13 @@
 """Shape-checked Python wrappers over the active kernels, for tests and benchmarks. The engine never calls these."""
 
 from cython.parallel cimport prange
-from libc.stdint cimport int8_t, int32_t
+from libc.stdint cimport int32_t, uintptr_t
 
 import numpy as np
 
 from miro_cy._kernels.abi cimport (
-    KV_F16, KV_F32, PANEL, QBLOCK, Activations, AttentionParams, BatchRows, Candidate, KernelTable, KVCache,
-    attention_scratch_floats, matmul_scratch_floats,
+    KV_F16, KV_F32, PANEL, QBLOCK, TILE_ROWS, Activations, AttentionParams, BatchRows, Candidate, KernelTable, KVCache,
+    QuantBlock, attention_scratch_floats, matmul_scratch_floats,
 )
 from miro_cy._kernels.select cimport kernels
 from miro_cy._kernels.weights cimport PackedWeights
@@ -26,23 +26,36 @@ cdef void bind_rows(BatchView view, BatchRows* rows):
     rows.n_slots = view.tables.shape[1]
 
 
-def quantise(const float[:, ::1] x not None, int threads=1):
-    """x [m, k], k a multiple of 32 -> (q int8 [m, k], d [m, k/16], sum of q [m, k/16], sum of d * q [m, k/32])."""
+#: abi.pxd's QuantBlock
+BLOCK = np.dtype(
+    [("q", np.int8, (8, 32)), ("d", np.float32, (2, 8)), ("sum", np.int32, (2, 8)), ("dsum", np.float32, 8)]
+)
+
+
+cdef object quantised_blocks(const float[:, ::1] x, int threads, bint whole=False):
+    """x [m, k] -> QuantBlocks [tiles of 8 rows, k/32]."""
     cdef Py_ssize_t m = x.shape[0], k = x.shape[1]
     if m < 1 or k < 1 or k % QBLOCK:
         raise ValueError(f"cannot quantise rows of {k}")
-    q, d = np.empty((m, k), np.int8), np.empty((m, k // 16), np.float32)
-    total, dsum = np.empty((m, k // 16), np.int32), np.empty((m, k // 32), np.float32)
-    cdef int8_t[:, ::1] q_ = q
-    cdef float[:, ::1] d_ = d
-    cdef int32_t[:, ::1] total_ = total
-    cdef float[:, ::1] dsum_ = dsum
-    cdef Activations a
-    a.q, a.d, a.sum, a.dsum = &q_[0, 0], &d_[0, 0], &total_[0, 0], &dsum_[0, 0]
+    blocks = np.zeros(((m + TILE_ROWS - 1) // TILE_ROWS, k // QBLOCK), BLOCK)
+    cdef Activations a = Activations(block=<QuantBlock*><uintptr_t>blocks.ctypes.data)
     cdef const KernelTable* table = kernels()
     cdef int th
     for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
-        table.quantise(th, threads, &x[0, 0], k, m, k, &a)
+        table.quantise(th, threads, &x[0, 0], k, m, k, &a, whole)
+    return blocks
+
+
+def quantise(const float[:, ::1] x not None, int threads=1, bint whole=False):
+    """x [m, k], k a multiple of 32 -> (q int8 [m, k], d [m, k/16], sum of q [m, k/16], sum of d * q [m, k/32]).
+
+    whole: the threads share out whole tiles of 8 rows, not blocks.
+    """
+    blocks = quantised_blocks(x, threads, whole)
+    m, k = x.shape[0], x.shape[1]
+    q = blocks["q"].swapaxes(1, 2).reshape(-1, k)[:m]
+    d, total = (blocks[name].transpose(0, 3, 1, 2).reshape(-1, k // 16)[:m] for name in ("d", "sum"))
+    dsum = blocks["dsum"].swapaxes(1, 2).reshape(-1, k // QBLOCK)[:m]
     return q, d, total, dsum
 
 
@@ -55,14 +68,11 @@ def matmul(PackedWeights w not None, const float[:, ::1] x not None, bint fast, 
     cdef float[:, ::1] y_ = y
     cdef float[:, ::1] scratch = np.empty((threads, matmul_scratch_floats()), np.float32)
     cdef Activations a
-    cdef int8_t[:, ::1] q
-    cdef float[:, ::1] d, dsum
-    cdef int32_t[:, ::1] total
     cdef const KernelTable* table = kernels()
     cdef int th
     if fast:
-        q, d, total, dsum = quantise(x, threads)
-        a.q, a.d, a.sum, a.dsum = &q[0, 0], &d[0, 0], &total[0, 0], &dsum[0, 0]
+        blocks = quantised_blocks(x, threads)
+        a.block = <QuantBlock*><uintptr_t>blocks.ctypes.data
     for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
         if fast:
             table.matmul_i8(th, threads, &w.matrix, &a, &y_[0, 0], ldy, m, &scratch[th, 0])

@@ -6,18 +6,22 @@ step, apart from a larger logits buffer when more rows are scored than ever befo
 """
 
 from cython.parallel cimport parallel, prange
-from libc.stdint cimport int8_t, int32_t
+from libc.stdint cimport uint8_t
 from libc.string cimport memcpy, memset
 
 import numpy as np
 
 from miro_cy._kernels.abi cimport (
-    KV_F16, KV_F32, PANEL, Activations, AttentionParams, BatchRows, KernelTable, KVCache,
-    PackedMatrix, attention_scratch_floats, is_float_layout, matmul_scratch_floats,
+    KV_F16, KV_F32, PANEL, QBLOCK, TILE_ROWS, BatchRows, KernelTable, KVCache, PackedMatrix, QuantBlock,
+    attention_scratch_floats, is_float_layout, matmul_scratch_floats,
 )
 from miro_cy._kernels.select cimport kernels
 from miro_cy._kernels.weights cimport PackedWeights
 from miro_cy.batch cimport BatchView
+from miro_cy.model.step cimport (
+    ATTENTION, ATTENTION_OUT, DOWN, EMBED, GATE_UP, MAX_LAYERS, N_PARTS, NORM, OUTPUT, QKV, ROPE, SWIGLU, Buffers,
+    Layer, mi_profile, mi_profile_begin, mi_profile_mark,
+)
 from miro_cy.native cimport EXECUTORS, KV_BYTES, MIRO_INDEX, tally
 
 from miro_cy.model.rope import RopeTables
@@ -30,44 +34,8 @@ cdef extern from "team.h" nogil:
     int mi_team_size()
 
 
-cdef enum:
-    MAX_LAYERS = 1024
-
-cdef struct Layer:
-    # pointers into arrays that the executor's `weights` and `kv` keep alive; a missing bias is NULL
-    const PackedMatrix* q
-    const PackedMatrix* k
-    const PackedMatrix* v
-    const PackedMatrix* o
-    const PackedMatrix* gate
-    const PackedMatrix* up
-    const PackedMatrix* down
-    const float* attn_norm
-    const float* ffn_norm
-    const float* q_bias
-    const float* k_bias
-    const float* v_bias
-    const float* o_bias
-    const float* gate_bias
-    const float* up_bias
-    const float* down_bias
-    KVCache kv
-    AttentionParams attention
-
-
-cdef struct Buffers:
-    # one step's activations, rows of all tokens; ld_* are row lengths in floats
-    float* x                # residual stream [tokens, hidden]
-    float* h                # normalised input, attention output or SwiGLU output [tokens, ld_h]
-    float* q                # [tokens, ld_q]
-    float* k                # [tokens, ld_kv]
-    float* v
-    float* delta            # what the layer adds to x [tokens, ld_d]
-    float* gate             # [tokens, ld_f]
-    float* up
-    float* logits           # [rows, ld_v]
-    Py_ssize_t ld_h, ld_q, ld_kv, ld_d, ld_f, ld_v
-    Activations a           # h in int8
+#: The parts of a step that `profile` tells apart, in the order of step.pxd.
+PARTS = ("embed", "norm", "qkv", "rope", "attention", "attention_out", "gate_up", "swiglu", "down", "output")
 
 
 cdef Py_ssize_t padded(Py_ssize_t n) noexcept:
@@ -115,6 +83,7 @@ cdef class CpuExecutor:
     cdef object logits_array
     cdef BatchView view
     cdef bint counted                       # among the live objects
+    cdef mi_profile profile
 
     def __cinit__(self, *_, **__):
         tally(EXECUTORS, 1)
@@ -206,20 +175,16 @@ cdef class CpuExecutor:
     cdef allocate_buffers(self):
         cdef Buffers* b = &self.b
         cdef Py_ssize_t t = self.max_tokens, k
-        cdef int8_t[::1] q
-        cdef int32_t[::1] sums
+        cdef uint8_t[::1] blocks
         k = max(self.hidden, self.n_heads * self.head_dim, self.ffn)
         b.ld_h, b.ld_q, b.ld_kv = k, padded(self.n_heads * self.head_dim), padded(self.n_kv_heads * self.head_dim)
         b.ld_d, b.ld_f, b.ld_v = padded(self.hidden), padded(self.ffn), padded(self.output.n)
         b.x, b.h, b.delta = self.zeros(t * self.hidden), self.zeros(t * b.ld_h), self.zeros(t * b.ld_d)
         b.q, b.k, b.v = self.zeros(t * b.ld_q), self.zeros(t * b.ld_kv), self.zeros(t * b.ld_kv)
         b.gate, b.up = self.zeros(t * b.ld_f), self.zeros(t * b.ld_f)
-        q = np.zeros(t * k, np.int8)
-        b.a.q, b.a.d, b.a.dsum = &q[0], self.zeros(t * (k // 16 + 1)), self.zeros(t * (k // 32 + 1))
-        self.keep.append(q)
-        sums = np.zeros(t * (k // 16 + 1), np.int32)
-        b.a.sum = &sums[0]
-        self.keep.append(sums)
+        blocks = np.zeros(max((t + TILE_ROWS - 1) // TILE_ROWS * (k // QBLOCK), 1) * sizeof(QuantBlock), np.uint8)
+        b.a.block = <QuantBlock*>&blocks[0]
+        self.keep.append(blocks)
         self.scratch_floats = padded(max(matmul_scratch_floats(), attention_scratch_floats(self.head_dim)))
         self.scratch = self.zeros(self.threads * self.scratch_floats)
 
@@ -254,6 +219,18 @@ cdef class CpuExecutor:
             self.walk(mi_thread_id(), mi_team_size())
         return self.logits_array[:view.n_logits, :self.output.n]
 
+    def start_profile(self):
+        """From now on, book the time of every step to its parts."""
+        cdef int part
+        self.profile.on = 1
+        for part in range(N_PARTS):
+            self.profile.seconds[part] = 0
+
+    def stop_profile(self):
+        """Seconds that each of PARTS took since `start_profile`, waiting for the slowest thread included."""
+        self.profile.on = 0
+        return {name: self.profile.seconds[part] for part, name in enumerate(PARTS)}
+
     def close(self):
         """Give back weights, KV pool and buffers; `forward` raises from then on."""
         self.weights = self.logits_array = self.view = None
@@ -273,11 +250,14 @@ cdef class CpuExecutor:
         cdef int i
         cdef const float* delta = NULL
         cdef const float* bias = NULL
+        cdef mi_profile* p = &self.profile
+        mi_profile_begin(p, th)
         self.bind_rows(&rows)
         self.table.embed(
             th, nth, self.embedding, &self.view.tokens[0], rows.n_tokens, b.x, self.hidden,
             self.scratch + th * self.scratch_floats,
         )
+        self.meet(th, nth, EMBED)
         for i in range(self.n_layers):
             self.attention_block(th, nth, &self.layers[i], &rows, delta, bias)
             delta = b.delta
@@ -286,6 +266,7 @@ cdef class CpuExecutor:
             bias = self.layers[i].down_bias
         if self.view.n_logits > 0:
             self.output_block(th, nth, &rows, bias)
+            mi_profile_mark(p, th, OUTPUT)
 
     cdef void bind_rows(self, BatchRows* rows) noexcept nogil:
         rows.n_rows = self.view.n_rows
@@ -297,6 +278,11 @@ cdef class CpuExecutor:
         rows.table = &self.view.tables[0, 0, 0]
         rows.table_stride = self.view.tables.shape[2]
         rows.n_slots = self.view.tables.shape[1]
+
+    cdef void meet(self, int th, int nth, int part) noexcept nogil:
+        """Wait until every thread has done its share of a part of the step."""
+        mi_barrier_wait(&self.barrier, nth)
+        mi_profile_mark(&self.profile, th, part)
 
     cdef bint in_integers(self, const PackedMatrix* w) noexcept nogil:
         return self.fast and not is_float_layout(w.layout)
@@ -312,6 +298,13 @@ cdef class CpuExecutor:
         else:
             self.table.matmul_f32(th, nth, w, x, ldx, y, ldy, m, scratch)
 
+    cdef void quantise_normed(self, int th, int nth, Py_ssize_t m) noexcept nogil:
+        """What add_rmsnorm has just put into h, into b.a: each thread its own rows, or a few rows by all of them."""
+        cdef bint own = m == 1 or m >= 2 * TILE_ROWS
+        if not own:
+            mi_barrier_wait(&self.barrier, nth)
+        self.table.quantise(th, nth, self.b.h, self.hidden, m, self.hidden, &self.b.a, own)
+
     cdef void attention_block(
         self, int th, int nth, const Layer* w, const BatchRows* rows, const float* delta, const float* bias,
     ) noexcept nogil:
@@ -321,26 +314,26 @@ cdef class CpuExecutor:
         cdef int d = self.head_dim
         self.table.add_rmsnorm(th, nth, b.x, delta, b.ld_d, bias, w.attn_norm, b.h, m, self.hidden, self.eps)
         if self.in_integers(w.q) or self.in_integers(w.k) or self.in_integers(w.v):
-            self.table.quantise(th, nth, b.h, self.hidden, m, self.hidden, &b.a)
-        mi_barrier_wait(&self.barrier, nth)
+            self.quantise_normed(th, nth, m)
+        self.meet(th, nth, NORM)
         self.multiply(th, nth, w.q, b.h, self.hidden, b.q, b.ld_q, m)
         self.multiply(th, nth, w.k, b.h, self.hidden, b.k, b.ld_kv, m)
         self.multiply(th, nth, w.v, b.h, self.hidden, b.v, b.ld_kv, m)
-        mi_barrier_wait(&self.barrier, nth)
+        self.meet(th, nth, QKV)
         self.table.rope(th, nth, rows, b.q, b.ld_q, self.n_heads, d, self.rope_dim, self.cos, self.sin, w.q_bias)
         self.table.rope(th, nth, rows, b.k, b.ld_kv, self.n_kv_heads, d, self.rope_dim, self.cos, self.sin, w.k_bias)
         self.table.kv_write(th, nth, rows, &w.kv, b.k, b.ld_kv, b.v, b.ld_kv, w.v_bias)
-        mi_barrier_wait(&self.barrier, nth)
+        self.meet(th, nth, ROPE)
         self.table.attention(
             th, nth, rows, &w.kv, &w.attention, b.q, b.ld_q, b.h, self.n_heads * d,
             self.scratch + th * self.scratch_floats,
         )
-        mi_barrier_wait(&self.barrier, nth)
+        self.meet(th, nth, ATTENTION)
         if self.in_integers(w.o):
-            self.table.quantise(th, nth, b.h, self.n_heads * d, m, self.n_heads * d, &b.a)
-            mi_barrier_wait(&self.barrier, nth)
+            self.table.quantise(th, nth, b.h, self.n_heads * d, m, self.n_heads * d, &b.a, False)
+            self.meet(th, nth, ATTENTION)
         self.multiply(th, nth, w.o, b.h, self.n_heads * d, b.delta, b.ld_d, m)
-        mi_barrier_wait(&self.barrier, nth)
+        self.meet(th, nth, ATTENTION_OUT)
 
     cdef void ffn_block(
         self, int th, int nth, const Layer* w, Py_ssize_t m, const float* delta, const float* bias,
@@ -349,17 +342,17 @@ cdef class CpuExecutor:
         cdef Buffers* b = &self.b
         self.table.add_rmsnorm(th, nth, b.x, delta, b.ld_d, bias, w.ffn_norm, b.h, m, self.hidden, self.eps)
         if self.in_integers(w.gate) or self.in_integers(w.up):
-            self.table.quantise(th, nth, b.h, self.hidden, m, self.hidden, &b.a)
-        mi_barrier_wait(&self.barrier, nth)
+            self.quantise_normed(th, nth, m)
+        self.meet(th, nth, NORM)
         self.multiply(th, nth, w.gate, b.h, self.hidden, b.gate, b.ld_f, m)
         self.multiply(th, nth, w.up, b.h, self.hidden, b.up, b.ld_f, m)
-        mi_barrier_wait(&self.barrier, nth)
+        self.meet(th, nth, GATE_UP)
         self.table.swiglu(th, nth, b.gate, b.up, b.ld_f, w.gate_bias, w.up_bias, b.h, self.ffn, m, self.ffn)
         if self.in_integers(w.down):
-            self.table.quantise(th, nth, b.h, self.ffn, m, self.ffn, &b.a)
-        mi_barrier_wait(&self.barrier, nth)
+            self.table.quantise(th, nth, b.h, self.ffn, m, self.ffn, &b.a, False)
+        self.meet(th, nth, SWIGLU)
         self.multiply(th, nth, w.down, b.h, self.ffn, b.delta, b.ld_d, m)
-        mi_barrier_wait(&self.barrier, nth)
+        self.meet(th, nth, DOWN)
 
     cdef void output_block(self, int th, int nth, const BatchRows* rows, const float* bias) noexcept nogil:
         """Logits of the tokens that need them: their rows are gathered to the front, then normalised and projected."""
@@ -380,6 +373,6 @@ cdef class CpuExecutor:
         mi_barrier_wait(&self.barrier, nth)
         self.table.add_rmsnorm(th, nth, b.x, b.delta, b.ld_d, bias, self.output_norm, b.h, m, self.hidden, self.eps)
         if self.in_integers(self.output):
-            self.table.quantise(th, nth, b.h, self.hidden, m, self.hidden, &b.a)
+            self.quantise_normed(th, nth, m)
         mi_barrier_wait(&self.barrier, nth)
         self.multiply(th, nth, self.output, b.h, self.hidden, b.logits, b.ld_v, m)

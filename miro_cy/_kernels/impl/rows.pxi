@@ -15,44 +15,60 @@ cdef inline void quantise_group(const float* x, int8_t* q, float* d, int32_t* to
     """16 floats -> int8 in [-127, 127], scale max|x| / 127 and the sum of q. Non-finite input gives a NaN scale."""
     cdef uint32_t bits, top = 0
     cdef float big, inverse, r
-    cdef int32_t n, s = 0
+    cdef int32_t n[16]
+    cdef int32_t s = 0
     cdef int j
     for j in range(16):                 # magnitudes as integers: same order, and NaN and infinity come out on top
         bits = mi_float_to_bits(x[j]) & 0x7fffffffu
         top = bits if bits > top else top
     big = mi_bits_to_float(top)
     inverse = <float>127.0 / big if big > <float>1e-30 else <float>0.0
-    for j in range(16):
+    for j in range(16):                 # apart from the bytes, which would make the vectors of this loop short ones
         r = mi_fma(x[j], inverse, <float>12582912.0) - <float>12582912.0    # to nearest, ties to even
         r = r if r > <float>-127.0 else <float>-127.0
         r = r if r < <float>127.0 else <float>127.0
-        n = <int32_t>r
-        q[j] = <int8_t>n
-        s += n
+        n[j] = <int32_t>r
+    for j in range(16):
+        s += n[j]
+    for j in range(16):
+        q[j] = <int8_t>n[j]
     total[0] = s
     d[0] = big / <float>127.0 if big > <float>1e-30 else <float>0.0
     if top >= 0x7f800000u:
         d[0] = mi_bits_to_float(0x7fc00000u)
 
 
-cdef void quantise_row(const float* x, Py_ssize_t row, Py_ssize_t k, const Activations* out) noexcept nogil:
-    cdef Py_ssize_t g, b, groups = k // QGROUP
-    cdef float* d = out.d + row * groups
-    cdef int32_t* total = out.sum + row * groups
-    for g in range(groups):
-        quantise_group(x + g * QGROUP, out.q + row * k + g * QGROUP, d + g, total + g)
-    for b in range(k // QBLOCK):
-        out.dsum[row * (k // QBLOCK) + b] = mi_fma(
-            d[2 * b + 1], <float>total[2 * b + 1], d[2 * b] * <float>total[2 * b],
-        )
+cdef inline Py_ssize_t row_tiles(Py_ssize_t m) noexcept nogil:
+    return (m + TILE_ROWS - 1) // TILE_ROWS
+
+
+cdef inline Py_ssize_t share_of_rows(Py_ssize_t m, int th, int nth) noexcept nogil:
+    """Start of thread th's share of m rows in whole tiles."""
+    return min(m, share(row_tiles(m), th, nth) * TILE_ROWS)
+
+
+cdef inline Py_ssize_t share_of_blocks(Py_ssize_t m, Py_ssize_t nb, bint whole, int th, int nth) noexcept nogil:
+    """Start of thread th's share of the blocks of m rows; whole: of whole tiles, as share_of_rows has them."""
+    return share(row_tiles(m), th, nth) * nb if whole else share(row_tiles(m) * nb, th, nth)
 
 
 cdef void quantise(
-    int th, int nth, const float* x, Py_ssize_t ldx, Py_ssize_t m, Py_ssize_t k, const Activations* out,
+    int th, int nth, const float* x, Py_ssize_t ldx, Py_ssize_t m, Py_ssize_t k, const Activations* out, bint whole,
 ) noexcept nogil:
-    cdef Py_ssize_t i
-    for i in range(share(m, th, nth), share(m, th + 1, nth)):
-        quantise_row(x + i * ldx, i, k, out)
+    cdef Py_ssize_t u, tile, b, row, nb = k // QBLOCK
+    cdef int i, h
+    cdef QuantBlock* block
+    for u in range(share_of_blocks(m, nb, whole, th, nth), share_of_blocks(m, nb, whole, th + 1, nth)):
+        tile, b, block = u // nb, u % nb, out.block + u
+        for i in range(<int>min(TILE_ROWS, m - tile * TILE_ROWS)):
+            row = tile * TILE_ROWS + i
+            for h in range(2):
+                quantise_group(
+                    x + row * ldx + b * QBLOCK + h * QGROUP, &block.q[i][h * QGROUP], &block.d[h][i], &block.sum[h][i],
+                )
+            block.dsum[i] = mi_fma(
+                block.d[1][i], <float>block.sum[1][i], block.d[0][i] * <float>block.sum[0][i],
+            )
 
 
 cdef void add_rmsnorm_row(
@@ -86,7 +102,7 @@ cdef void add_rmsnorm(
     # Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"
     cdef Py_ssize_t i
     cdef const float* row
-    for i in range(share(m, th, nth), share(m, th + 1, nth)):
+    for i in range(share_of_rows(m, th, nth), share_of_rows(m, th + 1, nth)):
         row = delta
         if delta != NULL:
             row = delta + i * ldd
@@ -112,10 +128,17 @@ cdef void swiglu(
     int th, int nth, const float* gate, const float* up, Py_ssize_t ld, const float* gate_bias, const float* up_bias,
     float* y, Py_ssize_t ldy, Py_ssize_t m, Py_ssize_t k,
 ) noexcept nogil:
-    # Shazeer 2020, "GLU Variants Improve Transformer"
-    cdef Py_ssize_t i
-    for i in range(share(m, th, nth), share(m, th + 1, nth)):
-        swiglu_row(gate + i * ld, up + i * ld, gate_bias, up_bias, y + i * ldy, k)
+    # Shazeer 2020, "GLU Variants Improve Transformer". Shared out as `quantise` does, which may follow at once.
+    cdef Py_ssize_t u, i, at, n, blocks = (k + QBLOCK - 1) // QBLOCK
+    cdef const float* gate_at = NULL
+    cdef const float* up_at = NULL
+    for u in range(share_of_blocks(m, blocks, False, th, nth), share_of_blocks(m, blocks, False, th + 1, nth)):
+        at = u % blocks * QBLOCK
+        n = min(QBLOCK, k - at)
+        if gate_bias != NULL:
+            gate_at, up_at = gate_bias + at, up_bias + at
+        for i in range(u // blocks * TILE_ROWS, min(m, (u // blocks + 1) * TILE_ROWS)):
+            swiglu_row(gate + i * ld + at, up + i * ld + at, gate_at, up_at, y + i * ldy + at, n)
 
 
 cdef inline void rope_head(float* x, int rope_dim, const float* cos, const float* sin) noexcept nogil:

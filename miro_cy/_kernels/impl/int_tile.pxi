@@ -1,0 +1,390 @@
+# The tiles of matmul_int.pxi: some rows of int8 activations against some panels of weights.
+
+cdef enum:
+    INT_BLOCKS = 32         # most 32-k blocks a chunk covers
+    INT_PANELS = 2          # most panels a tile covers
+    FAR = 16384             # bytes of a panel above which the next one is too far ahead to prefetch
+
+cdef enum:
+    # how a tile finds its weights
+    NIBBLES                 # packed blocks of 4 bits, zero point 8
+    NIBBLES_MIN             # packed blocks of 4 bits with minima
+    BYTES                   # packed blocks of signed 8 bits
+    PLANE                   # an unpacked byte plane with a scale for each 16 k, zero point 32
+
+
+cdef struct IntTile:
+    # one call of int_tile: rows [row, row + mr) of a tile of x against neighbouring panels, over a run of 32-k blocks
+    const QuantBlock* x         # of the run
+    int row
+    Py_ssize_t blocks
+    bint first                  # start from 0 instead of y
+    const uint8_t* w            # of the first panel's run
+    Py_ssize_t stride           # bytes from one 32-k block to the next
+    Py_ssize_t panel            # bytes from one panel's run to the next panel's
+    Py_ssize_t ahead            # bytes ahead to prefetch; 0: nothing
+    const float* scale          # PLANE: of the run
+    int runs                    # narrow sums: 16 k are `runs` runs of `steps` quads. Arguments, not constants,
+    int steps                   # because unrolled, the quad loop spills
+    float* y                    # of the first panel and the tile's row 0
+    Py_ssize_t ldy
+
+
+ctypedef void (*int_tile_t)(const IntTile* t) noexcept nogil
+
+
+cdef inline vi int_weights(const int fmt, const int h, const uint8_t* w, Py_ssize_t quad, const int v) noexcept nogil:
+    """Vector v of a quad of the first or second 16 k of a block."""
+    if fmt == NIBBLES or fmt == NIBBLES_MIN:
+        if h == 0:
+            return vi_and(vi_load(w + (quad * PANEL + v * MI_VL) * 4), 0x0f0f0f0f)
+        return vi_and(vi_shr(vi_load(w + (quad * PANEL + v * MI_VL) * 4), 4), 0x0f0f0f0f)
+    return vi_load(w + ((4 * h + quad) * PANEL + v * MI_VL) * 4)
+
+
+cdef inline vi int_start(const int fmt, const int32_t* total) noexcept nogil:
+    """What a sum begins with: minus the zero point times the sum of x."""
+    if fmt == NIBBLES:
+        return vi_zero() - vi_shl(vi_set1_bytes(total), 3)
+    if fmt == PLANE:
+        return vi_zero() - vi_shl(vi_set1_bytes(total), 5)
+    if fmt == BYTES and MI_SIGNED_ZERO == 128:
+        return vi_zero() - vi_shl(vi_set1_bytes(total), 7)
+    return vi_zero()
+
+
+cdef inline void int_half(
+    const int fmt, const int mr, const int np, const int h, const IntTile* t, const QuantBlock* x, const uint8_t* w,
+    vi* total,
+) noexcept nogil:
+    """Integer dot products over the first or second 16 k of a block, [row][panel][vector]."""
+    cdef vi wv[INT_PANELS * 4]
+    cdef vi narrow[32]
+    cdef vi xv
+    cdef int i, c, s, r, runs = t.runs, steps = t.steps
+    cdef const int8_t* q = &x.q[t.row][16 * h]
+    for i in range(mr):
+        xv = int_start(fmt, &x.sum[h][t.row + i])
+        for c in range(np * MI_NV):
+            total[i * np * MI_NV + c] = xv
+    if not MI_NARROW:
+        for s in range(4):
+            for c in range(np * MI_NV):
+                wv[c] = int_weights(fmt, h, w + c // MI_NV * t.panel, s, c % MI_NV)
+            for i in range(mr):
+                xv = vi_set1_bytes(q + i * QBLOCK + 4 * s)
+                for c in range(np * MI_NV):
+                    if fmt == BYTES:
+                        total[i * np * MI_NV + c] = vi_dot_s8(total[i * np * MI_NV + c], wv[c], xv)
+                    else:
+                        total[i * np * MI_NV + c] = vi_dot_u8(total[i * np * MI_NV + c], wv[c], xv)
+        return
+    for r in range(runs):
+        if fmt != BYTES:
+            for i in range(mr * np * MI_NV):
+                narrow[i] = vi_zero()
+        for s in range(r * steps, (r + 1) * steps):
+            for c in range(np * MI_NV):
+                wv[c] = int_weights(fmt, h, w + c // MI_NV * t.panel, s, c % MI_NV)
+            for i in range(mr):
+                xv = vi_set1_bytes(q + i * QBLOCK + 4 * s)
+                for c in range(np * MI_NV):
+                    if fmt == BYTES:
+                        total[i * np * MI_NV + c] = vi_dot_s8(total[i * np * MI_NV + c], wv[c], xv)
+                    else:
+                        narrow[i * np * MI_NV + c] = vi_dot_u8(narrow[i * np * MI_NV + c], wv[c], xv)
+        if fmt != BYTES:
+            for i in range(mr * np * MI_NV):
+                total[i] = vi_widen(total[i], narrow[i])
+
+
+cdef inline void int_tile(const int fmt, const int mr, const int np, const IntTile* t) noexcept nogil:
+    """mr rows x np panels of 16 outputs."""
+    cdef vf acc[32]             # every tile shape compiles everywhere; those in use keep to the registers
+    cdef vf part[32]            # of a 32-k block: sum of d * integer dot
+    cdef vi total[32]
+    cdef vf scale
+    cdef Py_ssize_t b, ldy = t.ldy
+    cdef const QuantBlock* x = t.x
+    cdef const uint8_t* w = t.w
+    cdef const uint8_t* scales
+    cdef float* y = t.y + t.row * ldy
+    cdef int i, c, j, row = t.row, halves = 512 if fmt == BYTES else 256
+    for i in range(mr):
+        for c in range(np * MI_NV):
+            acc[i * np * MI_NV + c] = vf_zero() if t.first else vf_load(y + i * ldy + c * MI_VL)
+    for b in range(t.blocks):
+        if t.ahead > 0:
+            for c in range(np):
+                for j in range(9 if fmt == BYTES else 5):
+                    mi_prefetch(w + c * t.panel + t.ahead + 64 * j)
+        int_half(fmt, mr, np, 0, t, x, w, total)
+        for i in range(mr):
+            for c in range(np * MI_NV):
+                if fmt == PLANE:
+                    scale = vf_load(t.scale + 2 * b * PANEL + c * MI_VL)
+                    part[i * np * MI_NV + c] = vf_from_int(total[i * np * MI_NV + c]) * vf_set1(x.d[0][row + i])
+                    acc[i * np * MI_NV + c] = vf_fma(scale, part[i * np * MI_NV + c], acc[i * np * MI_NV + c])
+                else:
+                    part[i * np * MI_NV + c] = vf_from_int(total[i * np * MI_NV + c]) * vf_set1(x.d[0][row + i])
+        int_half(fmt, mr, np, 1, t, x, w, total)
+        for i in range(mr):
+            for c in range(np * MI_NV):
+                if fmt == PLANE:
+                    scale = vf_load(t.scale + (2 * b + 1) * PANEL + c * MI_VL)
+                    part[i * np * MI_NV + c] = vf_from_int(total[i * np * MI_NV + c]) * vf_set1(x.d[1][row + i])
+                    acc[i * np * MI_NV + c] = vf_fma(scale, part[i * np * MI_NV + c], acc[i * np * MI_NV + c])
+                else:
+                    part[i * np * MI_NV + c] = vf_fma(
+                        vf_from_int(total[i * np * MI_NV + c]), vf_set1(x.d[1][row + i]), part[i * np * MI_NV + c],
+                    )
+        if fmt != PLANE:
+            for c in range(np * MI_NV):
+                scales = w + c // MI_NV * t.panel + halves + c % MI_NV * MI_VL * 2
+                scale = vf_load_f16(<const uint16_t*>scales)
+                for i in range(mr):
+                    acc[i * np * MI_NV + c] = vf_fma(scale, part[i * np * MI_NV + c], acc[i * np * MI_NV + c])
+                if fmt == NIBBLES_MIN:
+                    scale = vf_load_f16(<const uint16_t*>(scales + 2 * PANEL))
+                    for i in range(mr):
+                        acc[i * np * MI_NV + c] = vf_fma(scale, vf_set1(x.dsum[row + i]), acc[i * np * MI_NV + c])
+        x += 1
+        w += t.stride
+    for i in range(mr):
+        for c in range(np * MI_NV):
+            vf_store(y + i * ldy + c * MI_VL, acc[i * np * MI_NV + c])
+
+
+# Each shape a function of its own, called through a pointer: compiled into one, they spill one another's addresses.
+
+cdef void nibbles_1(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES, 1, 1, t)
+
+
+cdef void nibbles_2(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES, 2, 1, t)
+
+
+cdef void nibbles_3(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES, 3, 1, t)
+
+
+cdef void nibbles_4(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES, 4, 1, t)
+
+
+cdef void nibbles_5(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES, 5, 1, t)
+
+
+cdef void nibbles_6(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES, 6, 1, t)
+
+
+cdef void nibbles_7(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES, 7, 1, t)
+
+
+cdef void nibbles_8(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES, 8, 1, t)
+
+
+cdef void nibbles_1x2(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES, 1, 2, t)
+
+
+cdef void nibbles_2x2(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES, 2, 2, t)
+
+
+cdef void nibbles_3x2(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES, 3, 2, t)
+
+
+cdef void nibbles_4x2(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES, 4, 2, t)
+
+
+cdef void nibbles_min_1(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES_MIN, 1, 1, t)
+
+
+cdef void nibbles_min_2(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES_MIN, 2, 1, t)
+
+
+cdef void nibbles_min_3(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES_MIN, 3, 1, t)
+
+
+cdef void nibbles_min_4(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES_MIN, 4, 1, t)
+
+
+cdef void nibbles_min_5(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES_MIN, 5, 1, t)
+
+
+cdef void nibbles_min_6(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES_MIN, 6, 1, t)
+
+
+cdef void nibbles_min_7(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES_MIN, 7, 1, t)
+
+
+cdef void nibbles_min_8(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES_MIN, 8, 1, t)
+
+
+cdef void nibbles_min_1x2(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES_MIN, 1, 2, t)
+
+
+cdef void nibbles_min_2x2(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES_MIN, 2, 2, t)
+
+
+cdef void nibbles_min_3x2(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES_MIN, 3, 2, t)
+
+
+cdef void nibbles_min_4x2(const IntTile* t) noexcept nogil:
+    int_tile(NIBBLES_MIN, 4, 2, t)
+
+
+cdef void bytes_1(const IntTile* t) noexcept nogil:
+    int_tile(BYTES, 1, 1, t)
+
+
+cdef void bytes_2(const IntTile* t) noexcept nogil:
+    int_tile(BYTES, 2, 1, t)
+
+
+cdef void bytes_3(const IntTile* t) noexcept nogil:
+    int_tile(BYTES, 3, 1, t)
+
+
+cdef void bytes_4(const IntTile* t) noexcept nogil:
+    int_tile(BYTES, 4, 1, t)
+
+
+cdef void bytes_5(const IntTile* t) noexcept nogil:
+    int_tile(BYTES, 5, 1, t)
+
+
+cdef void bytes_6(const IntTile* t) noexcept nogil:
+    int_tile(BYTES, 6, 1, t)
+
+
+cdef void bytes_7(const IntTile* t) noexcept nogil:
+    int_tile(BYTES, 7, 1, t)
+
+
+cdef void bytes_8(const IntTile* t) noexcept nogil:
+    int_tile(BYTES, 8, 1, t)
+
+
+cdef void bytes_1x2(const IntTile* t) noexcept nogil:
+    int_tile(BYTES, 1, 2, t)
+
+
+cdef void bytes_2x2(const IntTile* t) noexcept nogil:
+    int_tile(BYTES, 2, 2, t)
+
+
+cdef void bytes_3x2(const IntTile* t) noexcept nogil:
+    int_tile(BYTES, 3, 2, t)
+
+
+cdef void bytes_4x2(const IntTile* t) noexcept nogil:
+    int_tile(BYTES, 4, 2, t)
+
+
+cdef void plane_1(const IntTile* t) noexcept nogil:
+    int_tile(PLANE, 1, 1, t)
+
+
+cdef void plane_2(const IntTile* t) noexcept nogil:
+    int_tile(PLANE, 2, 1, t)
+
+
+cdef void plane_3(const IntTile* t) noexcept nogil:
+    int_tile(PLANE, 3, 1, t)
+
+
+cdef void plane_4(const IntTile* t) noexcept nogil:
+    int_tile(PLANE, 4, 1, t)
+
+
+cdef void plane_5(const IntTile* t) noexcept nogil:
+    int_tile(PLANE, 5, 1, t)
+
+
+cdef void plane_6(const IntTile* t) noexcept nogil:
+    int_tile(PLANE, 6, 1, t)
+
+
+cdef void plane_7(const IntTile* t) noexcept nogil:
+    int_tile(PLANE, 7, 1, t)
+
+
+cdef void plane_8(const IntTile* t) noexcept nogil:
+    int_tile(PLANE, 8, 1, t)
+
+
+cdef int_tile_t INT_TILES[4][INT_PANELS][TILE_ROWS]
+INT_TILES[NIBBLES][0][0] = nibbles_1
+INT_TILES[NIBBLES][0][1] = nibbles_2
+INT_TILES[NIBBLES][0][2] = nibbles_3
+INT_TILES[NIBBLES][0][3] = nibbles_4
+INT_TILES[NIBBLES][0][4] = nibbles_5
+INT_TILES[NIBBLES][0][5] = nibbles_6
+INT_TILES[NIBBLES][0][6] = nibbles_7
+INT_TILES[NIBBLES][0][7] = nibbles_8
+INT_TILES[NIBBLES][1][0] = nibbles_1x2
+INT_TILES[NIBBLES][1][1] = nibbles_2x2
+INT_TILES[NIBBLES][1][2] = nibbles_3x2
+INT_TILES[NIBBLES][1][3] = nibbles_4x2
+INT_TILES[NIBBLES_MIN][0][0] = nibbles_min_1
+INT_TILES[NIBBLES_MIN][0][1] = nibbles_min_2
+INT_TILES[NIBBLES_MIN][0][2] = nibbles_min_3
+INT_TILES[NIBBLES_MIN][0][3] = nibbles_min_4
+INT_TILES[NIBBLES_MIN][0][4] = nibbles_min_5
+INT_TILES[NIBBLES_MIN][0][5] = nibbles_min_6
+INT_TILES[NIBBLES_MIN][0][6] = nibbles_min_7
+INT_TILES[NIBBLES_MIN][0][7] = nibbles_min_8
+INT_TILES[NIBBLES_MIN][1][0] = nibbles_min_1x2
+INT_TILES[NIBBLES_MIN][1][1] = nibbles_min_2x2
+INT_TILES[NIBBLES_MIN][1][2] = nibbles_min_3x2
+INT_TILES[NIBBLES_MIN][1][3] = nibbles_min_4x2
+INT_TILES[BYTES][0][0] = bytes_1
+INT_TILES[BYTES][0][1] = bytes_2
+INT_TILES[BYTES][0][2] = bytes_3
+INT_TILES[BYTES][0][3] = bytes_4
+INT_TILES[BYTES][0][4] = bytes_5
+INT_TILES[BYTES][0][5] = bytes_6
+INT_TILES[BYTES][0][6] = bytes_7
+INT_TILES[BYTES][0][7] = bytes_8
+INT_TILES[BYTES][1][0] = bytes_1x2
+INT_TILES[BYTES][1][1] = bytes_2x2
+INT_TILES[BYTES][1][2] = bytes_3x2
+INT_TILES[BYTES][1][3] = bytes_4x2
+INT_TILES[PLANE][0][0] = plane_1
+INT_TILES[PLANE][0][1] = plane_2
+INT_TILES[PLANE][0][2] = plane_3
+INT_TILES[PLANE][0][3] = plane_4
+INT_TILES[PLANE][0][4] = plane_5
+INT_TILES[PLANE][0][5] = plane_6
+INT_TILES[PLANE][0][6] = plane_7
+INT_TILES[PLANE][0][7] = plane_8
+
+
+cdef inline int int_rows() noexcept nogil:
+    """Most rows a tile takes."""
+    return TILE_ROWS if MI_NV == 1 else 4
+
+
+cdef inline int int_panels(int fmt, int mr) noexcept nogil:
+    """Panels that a tile of so many rows takes: few rows keep the units busy with two."""
+    return 2 if MI_NV == 1 and mr <= 4 and fmt != PLANE else 1

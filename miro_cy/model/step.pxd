@@ -1,0 +1,65 @@
+"""What a step works on: a layer's weights, the activations of all its tokens, and the parts its time is booked to."""
+
+from miro_cy._kernels.abi cimport Activations, AttentionParams, KVCache, PackedMatrix
+
+
+cdef extern from "profile.h" nogil:
+    ctypedef struct mi_profile:
+        int on
+        double seconds[16]
+    void mi_profile_begin(mi_profile* p, int thread)
+    void mi_profile_mark(mi_profile* p, int thread, int part)
+
+
+cdef enum Part:
+    EMBED
+    NORM
+    QKV
+    ROPE
+    ATTENTION
+    ATTENTION_OUT
+    GATE_UP
+    SWIGLU
+    DOWN
+    OUTPUT
+    N_PARTS
+
+
+cdef enum:
+    MAX_LAYERS = 1024
+
+cdef struct Layer:
+    # pointers into arrays that the executor's `weights` and `kv` keep alive; a missing bias is NULL
+    const PackedMatrix* q
+    const PackedMatrix* k
+    const PackedMatrix* v
+    const PackedMatrix* o
+    const PackedMatrix* gate
+    const PackedMatrix* up
+    const PackedMatrix* down
+    const float* attn_norm
+    const float* ffn_norm
+    const float* q_bias
+    const float* k_bias
+    const float* v_bias
+    const float* o_bias
+    const float* gate_bias
+    const float* up_bias
+    const float* down_bias
+    KVCache kv
+    AttentionParams attention
+
+
+cdef struct Buffers:
+    # one step's activations, rows of all tokens; ld_* are row lengths in floats
+    float* x                # residual stream [tokens, hidden]
+    float* h                # normalised input, attention output or SwiGLU output [tokens, ld_h]
+    float* q                # [tokens, ld_q]
+    float* k                # [tokens, ld_kv]
+    float* v
+    float* delta            # what the layer adds to x [tokens, ld_d]
+    float* gate             # [tokens, ld_f]
+    float* up
+    float* logits           # [rows, ld_v]
+    Py_ssize_t ld_h, ld_q, ld_kv, ld_d, ld_f, ld_v
+    Activations a           # h in int8
