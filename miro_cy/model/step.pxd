@@ -11,7 +11,8 @@ cdef extern from "profile.h" nogil:
     void mi_profile_mark(mi_profile* p, int thread, int part)
 
 
-cdef enum Part:
+cdef enum:
+    # parts of a step
     EMBED
     NORM
     QKV

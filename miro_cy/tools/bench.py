@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +51,8 @@ FIRST_PROMPT = 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPlan:
     """What to measure. prompts: their lengths (empty: DEFAULT_PROMPT, or what the context holds); rows: how many
-    sequences decode at once; depths: tokens that each of them has before; tokens: steps timed; repeat: repetitions.
+    sequences decode at once; depths: tokens that each of them has before; tokens: steps timed; repeat: repetitions;
+    profile: tell where the time of a step goes.
 
     Raises ConfigError naming the field when a value is out of range.
     """
@@ -60,6 +62,7 @@ class BenchPlan:
     depths: tuple[int, ...] = (32,)
     tokens: int = 32
     repeat: int = 3
+    profile: bool = False
 
     def __post_init__(self) -> None:
         for name, values, high in (
@@ -116,10 +119,11 @@ class Work:
 
 @dataclass(slots=True)
 class Sample:
-    """One repetition: the seconds of its steps, and what they computed."""
+    """One repetition: the seconds of its steps, where they went, and what the steps computed."""
 
     seconds: float = 0.0
     steps: list[list[StepRow]] = field(default_factory=list)
+    parts: dict[str, float] | None = None
 
 
 def run_bench(
@@ -146,7 +150,7 @@ def run_bench(
     parts = load_parts(path, config, lambda done, total: tell(done, total, "loading"))
     with Engine(parts) as engine:
         probe = LimitProbe(parts.executor.threads)
-        bench = _Bench(engine, parts, clock)
+        bench = _Bench(engine, parts, clock, plan.profile)
         samples = _measure(bench, probe, works, plan.repeat, tell)
         weights = parts.executor.weights
         kv_dtype = kv_dtype_of(config, compute_mode(config, quantised=weights.quantised))
@@ -207,16 +211,20 @@ def _row(work: Work, samples: list[Sample], costs: CostModel, probe: LimitProbe)
     middle = sorted(samples, key=lambda sample: sample.seconds)[len(samples) // 2]
     cost = sum(map(costs.step, middle.steps), Cost())
     seconds = [sample.seconds for sample in samples]
-    return Row.of(
+    row = Row.of(
         work.kind, work.rows, work.depth, work.rows * work.tokens, len(middle.steps), seconds, cost, probe.best
     )
+    if middle.parts is not None:
+        row.profile = {**middle.parts, "rest": max(0.0, middle.seconds - sum(middle.parts.values()))}
+    return row
 
 
 class _Bench:
     """Runs works on an engine whose steps nobody else drives."""
 
-    def __init__(self, engine: Engine, parts: Parts, clock: Clock) -> None:
+    def __init__(self, engine: Engine, parts: Parts, clock: Clock, profile: bool) -> None:
         self._engine = engine
+        self._executor = parts.executor if profile else None
         self._view = parts.scheduler.view  # after a step: its rows
         self._clock = clock
         self._rng = np.random.default_rng(0)
@@ -230,21 +238,31 @@ class _Bench:
         sample = Sample()
         if work.kind == "prompt":
             self._add(work.tokens, 1)
-            while not any(event.tokens for event in self._step(sample)):
-                pass
+            with self._profiled(sample):
+                while not any(event.tokens for event in self._step(sample)):
+                    pass
             self._finish()
             return sample
         requests = [self._add(work.depth, work.max_new) for _ in range(work.rows)]
         started: set[int] = set()
         while len(started) < work.rows:
             started |= {event.request_id for event in self._step()}
-        for _ in range(work.tokens):
-            if len(self._step(sample)) != work.rows:
-                raise InternalError(f"the engine did not decode {work.rows} rows at once")
+        with self._profiled(sample):
+            for _ in range(work.tokens):
+                if len(self._step(sample)) != work.rows:
+                    raise InternalError(f"the engine did not decode {work.rows} rows at once")
         for request in requests:
             self._engine.abort(request)
         self._finish()
         return sample
+
+    @contextmanager
+    def _profiled(self, sample: Sample) -> Iterator[None]:
+        if self._executor is not None:
+            self._executor.start_profile()
+        yield
+        if self._executor is not None:
+            sample.parts = self._executor.stop_profile()
 
     def _add(self, length: int, max_tokens: int) -> int:
         ids = self._rng.integers(0, self._engine.vocab_size, length).astype(np.int32)

@@ -71,7 +71,7 @@ class Spread:
         return cls(statistics.median(values), min(values), max(values))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Row:
     """One piece of work. Rates are those of the median repetition time.
 
@@ -81,7 +81,8 @@ class Row:
     and which bytes gb_per_s counts. share_of_flops: the time that the operations would take at the measured peaks (of
     int8 dot products for weights multiplied in int8, of float32 multiply-adds for the rest) over the time they took.
     share_of_bandwidth: gb_per_s over the measured read_gb_per_s; above 1 where weights stay in a cache.
-    bound: the limit that is nearer.
+    bound: the limit that is nearer. profile: if asked for, seconds of the median repetition by part of the forward
+    pass, and "rest" for what is outside of it (scheduling, sampling, text).
     """
 
     work: Kind
@@ -96,6 +97,7 @@ class Row:
     share_of_flops: float
     share_of_bandwidth: float
     bound: Bound
+    profile: dict[str, float] | None = None
 
     @classmethod
     def of(

@@ -239,3 +239,15 @@ def test_progress_is_for_terminals_and_goes_away(monkeypatch: pytest.MonkeyPatch
         progress.clear()
         progress.clear()
         assert stream.getvalue() == expected
+
+
+def test_profile(runner: CliRunner) -> None:
+    result = runner.invoke(main, ["bench", FAST, *QUICK, "--profile", "--threads", "1"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    _, _, prompt, *decodes = result.stdout.split("\n\n")
+    assert prompt.startswith("prompt of 1 x 40 tokens, milliseconds a step:\n")
+    assert len(decodes) == 2
+    shares = [float(line.split()[2]) for line in prompt.splitlines()[1:]]
+    assert sum(shares) == pytest.approx(100, abs=1)
+    assert shares == sorted(shares, reverse=True)
+    assert runner.invoke(main, ["bench", "--connect", "default", "--profile"]).exit_code == 2

@@ -14,6 +14,7 @@ import pytest
 from miro_cy import Engine
 from miro_cy._kernels.select import active_isa
 from miro_cy.errors import ConfigError, InternalError, ModelNotFound
+from miro_cy.model.executor import PARTS
 from miro_cy.tools import bench
 from miro_cy.tools.bench import BenchPlan, run_bench
 from miro_cy.tools.cost import Cost
@@ -192,3 +193,13 @@ def test_a_step_that_fails_ends_the_run(golden: Golden, monkeypatch: pytest.Monk
     monkeypatch.setattr("miro_cy.loading.CpuExecutor", Broken)
     with pytest.raises(InternalError, match="broken"):
         run_bench(golden(FAST), SMALL, threads=1)
+
+
+def test_a_profile_accounts_for_the_time_of_the_steps(golden: Golden) -> None:
+    plan = BenchPlan(prompts=(40,), rows=(2,), depths=(5,), tokens=4, repeat=1, profile=True)
+    for row in run_bench(golden(FAST), plan, threads=2).rows:
+        assert row.profile is not None
+        assert set(row.profile) == {*PARTS, "rest"}
+        assert all(seconds > 0 for seconds in row.profile.values())
+        assert sum(row.profile.values()) == pytest.approx(row.seconds.median)
+    assert all(row.profile is None for row in run_bench(golden(FAST), SMALL, threads=1).rows)

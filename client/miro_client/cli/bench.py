@@ -52,6 +52,7 @@ def load() -> click.Command:
     "--repeat", type=click.IntRange(1, 1000), default=3, show_default=True, metavar="N",
     help="Repetitions, after one to warm up.",
 )  # fmt: skip
+@click.option("--profile", is_flag=True, help="Tell where the time of a step goes.")
 @engine_options
 @click.option("--kv-dtype", type=click.Choice(["fp16", "fp32"]), help="Element type of the KV cache.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -69,6 +70,8 @@ def bench(model: str | None, as_json: bool, **options: Any) -> None:
     if model == "":
         raise click.UsageError("MODEL is empty")
     check_connect(options, ENGINE_OPTIONS)
+    if options["profile"] and options["connect"] is not None:
+        raise click.UsageError("--profile looks into an engine of this process: not with --connect")
     require_stdout()
     progress = Progress("")
     try:
@@ -81,7 +84,7 @@ def bench(model: str | None, as_json: bool, **options: Any) -> None:
     for line in _heading(report):
         click.echo(one_line(line))  # names come from a file or a worker
     click.echo()
-    for line in _table(report):
+    for line in (*_table(report), *_profiles(report)):
         click.echo(line)
 
 
@@ -92,7 +95,7 @@ def _engine_report(model: str, options: dict[str, Any], progress: Progress) -> d
         if error.name != "miro_cy":
             raise
         raise Failure("measuring a model here needs the engine: pip install miro-cy; or use --connect") from error
-    plan = BenchPlan(**{name: options[name] for name in PLAN_OPTIONS})
+    plan = BenchPlan(profile=options["profile"], **{name: options[name] for name in PLAN_OPTIONS})
     settings = {name: options[name] for name in ENGINE_OPTIONS if options[name] is not None}
     return asdict(run_bench(model, plan, progress=_teller(progress), **settings))
 
@@ -128,6 +131,18 @@ def _heading(report: dict[str, Any]) -> Iterator[str]:
         f"limits: read {limits['read_gb_per_s']:.1f} GB/s, float32 {limits['fma_gflops']:,.0f} GFLOP/s, "
         f"int8 {limits['int8_gflops']:,.0f} GFLOP/s"
     )
+
+
+def _profiles(report: dict[str, Any]) -> Iterator[str]:
+    """Milliseconds of a step by part, the longest first."""
+    for row in report["rows"]:
+        if (profile := row.get("profile")) is None:
+            continue
+        yield ""
+        yield f"{row['work']} of {row['rows']} x {row['tokens'] // row['rows']} tokens, milliseconds a step:"
+        total = sum(profile.values())
+        for part, seconds in sorted(profile.items(), key=lambda item: -item[1]):
+            yield f"  {part:<15}{1e3 * seconds / row['steps']:>10.3f}{100 * seconds / total:>7.1f} %"
 
 
 def _table(report: dict[str, Any]) -> Iterator[str]:
