@@ -121,13 +121,13 @@ class AsyncClient(ClientBase):
         return AsyncGeneration(self, self._connection, call, inbox, wait_s)
 
     async def _ask(self, body: wire.Request, kind: type[Body], timeout: float | None) -> Body:
-        check_timeout(timeout)
+        wait_s = check_timeout(timeout)
         inbox = LoopInbox()
         call = Call(body, inbox)
         connection = self._connection_for(body)
         connection.start(call)
         try:
-            return expect(await inbox.take(timeout), kind)
+            return expect(await inbox.take(wait_s), kind)
         except BaseException:
             connection.cancel(call)
             raise

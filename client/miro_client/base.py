@@ -37,9 +37,8 @@ class ClientBase:
             if os.path.lexists(folder):
                 check_private(folder)
         check_endpoint(endpoint)
-        check_timeout(timeout)
+        self.timeout = check_timeout(timeout)
         self.endpoint = endpoint
-        self.timeout = timeout
         self._connection = Connection(endpoint)
         self._opening = threading.Lock()
         self._connections = {endpoint: self._connection}
@@ -64,8 +63,7 @@ class ClientBase:
 
     def _wait_s(self, timeout: float | None) -> float | None:
         """A call's own timeout, checked, or the client's."""
-        check_timeout(timeout)
-        return self.timeout if timeout is None else timeout
+        return check_timeout(self.timeout if timeout is None else timeout)
 
 
 def _close(connections: dict[str, Connection]) -> None:
@@ -73,13 +71,15 @@ def _close(connections: dict[str, Connection]) -> None:
         connection.close()
 
 
-def check_timeout(timeout: float | None) -> None:
-    """Raise BadField unless it is a number of seconds that can be waited for, or None."""
+def check_timeout(timeout: float | None) -> float | None:
+    """The timeout as a float, or None. Raises BadField unless it is a number of seconds that can be waited for."""
     if timeout is None:
-        return
+        return None
+    # A number of another kind, such as a Fraction, is a number too; but not what waits take.
     if not isinstance(timeout, Real) or not 0 <= timeout <= threading.TIMEOUT_MAX:
         limit = int(threading.TIMEOUT_MAX)
-        raise BadField(f"timeout must be 0 to {limit} seconds or None, not {timeout!r:.80}", field="timeout")
+        raise BadField(f"timeout must be 0 to {limit} seconds or None, not {_shown(timeout)}", field="timeout")
+    return float(timeout)
 
 
 def generate_body(
@@ -98,7 +98,7 @@ def generate_body(
             prompt=prompt,
             tokens=None if tokens is None else wire.pack_ids(tokens),
             messages=None if messages is None else _messages(messages),
-            sampling={name: _plain(value) for name, value in sampling.items()},
+            sampling=_sampling(sampling),
             stream=stream,
         )
     except MiroError:
@@ -109,11 +109,12 @@ def generate_body(
 
 def _messages(messages: Sequence[Mapping[str, Any]]) -> list[wire.ChatMessage]:
     if isinstance(messages, str | bytes | Mapping):
-        raise BadField(f"messages must be a list of maps, not {messages!r:.80}", field="messages")
+        raise BadField(f"messages must be a list of maps, not {_shown(messages)}", field="messages")
     made = []
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise BadField(f"a message is a map with role and content, not {message!r:.80}", field=f"messages[{i}]")
+            text = f"a message is a map with role and content, not {_shown(message)}"
+            raise BadField(text, field=f"messages[{i}]")
         try:
             made.append(wire.ChatMessage(**message))
         except TypeError as error:
@@ -126,7 +127,7 @@ def drain_body(grace_ms: int | None) -> wire.Drain:
     if grace_ms is not None and (
         isinstance(grace_ms, bool) or not isinstance(grace_ms, int) or not 0 <= grace_ms < 2**31
     ):
-        raise BadField(f"grace_ms must be an integer from 0 to {2**31 - 1}, not {grace_ms!r:.80}", field="grace_ms")
+        raise BadField(f"grace_ms must be an integer from 0 to {2**31 - 1}, not {_shown(grace_ms)}", field="grace_ms")
     return wire.Drain(grace_ms=grace_ms)
 
 
@@ -139,6 +140,24 @@ def expect(reply: wire.Reply | None, kind: type[Body]) -> Body:
     if isinstance(reply, wire.Error):
         raise error_of(reply)
     raise ConnectionLost(f"the worker answered with {type(reply).__name__}")
+
+
+def _sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {}
+    for name, value in sampling.items():
+        try:
+            plain[name] = _plain(value)
+        except RecursionError:
+            raise BadField(f"{name:.80} is nested too deeply to be sent", field=name[:80]) from None
+    return plain
+
+
+def _shown(value: object) -> str:
+    """The value as an error shows it. Not every value has a text: integers of thousands of digits have none."""
+    try:
+        return f"{value!r:.80}"
+    except (ValueError, RecursionError):
+        return type(value).__name__
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import queue
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
 
 from miro_client import wire
 from miro_client.errors import BadField, MiroError, RequestTimeout, TooLarge
@@ -90,13 +94,35 @@ class Call:
 def _encode(request_id: bytes, body: wire.Request) -> list[bytes]:
     try:
         frames = wire.encode(request_id, body)
-    except UnicodeEncodeError as error:
-        field = "prompt" if isinstance(body, wire.Generate) and body.prompt is not None else "messages"
-        raise BadField(f"the text is not valid Unicode: {error.reason}", field=field) from None
-    except (TypeError, ValueError, OverflowError) as error:
-        raise BadField(f"the request cannot be encoded: {error}") from None
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise _refusal(body, error) from None
     limit, size = wire.MAX_MESSAGE_BYTES, len(frames[-1])
     if size > limit:
         # ZeroMQ would answer by closing the connection.
         raise TooLarge(f"a request takes at most {limit} bytes, this one has {size}", field="prompt")
     return frames
+
+
+def _refusal(body: wire.Request, error: Exception) -> BadField:
+    """What says that a body cannot be encoded, and which of its parts it is."""
+    text = f"the request cannot be encoded: {error}"
+    if isinstance(error, UnicodeEncodeError):
+        text = f"the text is not valid Unicode: {error.reason}"
+    elif isinstance(error, RecursionError):
+        text = "the request is nested too deeply to be sent"
+    for name, part in _parts(body):
+        try:
+            msgspec.msgpack.encode(part)
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            return BadField(text, field=name[:80])
+    return BadField(text)
+
+
+def _parts(body: wire.Request) -> Iterator[tuple[str, Any]]:
+    """What callers fill in, named as a worker names it."""
+    if isinstance(body, wire.Generate):
+        yield "prompt", body.prompt
+        for i, message in enumerate(body.messages or ()):
+            for key in message.__struct_fields__:
+                yield f"messages[{i}].{key}", getattr(message, key)
+        yield from body.sampling.items()

@@ -118,13 +118,13 @@ class Client(ClientBase):
         return Generation(self, self._connection, call, inbox, wait_s)
 
     def _ask(self, body: wire.Request, kind: type[Body], timeout: float | None) -> Body:
-        check_timeout(timeout)
+        wait_s = check_timeout(timeout)
         inbox = ThreadInbox()
         call = Call(body, inbox)
         connection = self._connection_for(body)
         connection.start(call)
         try:
-            return expect(inbox.take(timeout), kind)
+            return expect(inbox.take(wait_s), kind)
         except BaseException:
             connection.cancel(call)
             raise

@@ -54,7 +54,7 @@ class Connection:
             self._context.term()
             raise ConfigError(f"bad endpoint {endpoint!r:.200}: {error.strerror}", field="endpoint") from None
         self._calls: dict[bytes, Call] = {}
-        self._unsent: deque[Call] = deque()
+        self._unsent: dict[bytes, Call] = {}
         self._heard_at = time.monotonic()
         self._probe: Call | None = None
         self._thread = threading.Thread(target=self._guard, name="miro-client", daemon=True)
@@ -106,7 +106,9 @@ class Connection:
         with self._gate:
             self._closed = True
         while self._commands:
-            self._commands.popleft()[1].inbox.put(error)
+            call = self._commands.popleft()[1]
+            self._forget(call)
+            call.inbox.put(error)
         self._fail(error)
         self._close_socket()
         self._context.term()
@@ -164,7 +166,7 @@ class Connection:
                     self._heard_at = time.monotonic()
                 call.connect_by = time.monotonic() + CONNECT_S
                 self._calls[call.id] = call
-                self._unsent.append(call)
+                self._unsent[call.id] = call
             elif call.id in self._calls:
                 self._cancel(call)
 
@@ -178,12 +180,13 @@ class Connection:
 
     def _flush(self) -> None:
         """Send what waits for the connection. Nothing is given to ZeroMQ before there is one."""
-        while self._connected and self._unsent:
-            call = self._unsent.popleft()
-            if call.id in self._calls:
-                self._send(call.frames)
-                call.sent = True
-                call.frames = []
+        if not self._connected:
+            return
+        unsent, self._unsent = self._unsent, {}
+        for call in unsent.values():
+            self._send(call.frames)
+            call.sent = True
+            call.frames = []
 
     def _send(self, frames: list[bytes]) -> None:
         self._dealer.send_multipart(frames, zmq.NOBLOCK)
@@ -249,7 +252,7 @@ class Connection:
             for call in self._calls.values():
                 call.probed = call.sent and call.generates
             self._calls[self._probe.id] = self._probe
-            self._unsent.append(self._probe)
+            self._unsent[self._probe.id] = self._probe
             self._flush()
 
     def _timeout_ms(self) -> int | None:
@@ -289,7 +292,10 @@ class Connection:
             call.inbox.put(error)
 
     def _forget(self, call: Call) -> None:
+        """Nothing more is sent for it, and what it would have sent takes no memory."""
         self._calls.pop(call.id, None)
+        self._unsent.pop(call.id, None)
+        call.frames = []
 
     def __del__(self) -> None:
         with contextlib.suppress(OSError, AttributeError):

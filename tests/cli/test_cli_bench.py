@@ -96,6 +96,9 @@ def test_options_reach_the_engine(runner: CliRunner) -> None:
         [FAST, "--connect", "default"],
         [FAST, "--rows", "0"],
         [FAST, "--rows", "257"],
+        [FAST, "--prompt", str(10**30)],
+        ["--connect", "ipc://a", "--prompt", str(10**30)],
+        ["--connect", "ipc://a", "--depth", str(2**24 + 1)],
         [FAST, "--prompt", "512"],
         [FAST, "--depth", "510"],
         [FAST, "--compute", "exact", "--kv-dtype", "fp16"],
@@ -220,10 +223,13 @@ def test_a_worker_that_runs_fewer_requests_at_once_is_not_measured(runner: CliRu
 def test_what_a_worker_has_no_context_for(runner: CliRunner, endpoint: str) -> None:
     result = runner.invoke(main, ["bench", "--connect", endpoint, "--depth", "480"])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "need a context of 513, the worker's is 512" in result.stderr
-    result = runner.invoke(main, ["bench", "--connect", endpoint, "--prompt", "512"])
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "the context of 512 tokens" in result.stderr
+    assert "needs a context of 513 tokens, the worker's is 512" in result.stderr
+    result = runner.invoke(main, ["bench", "--connect", endpoint, "--prompt", "40", "--prompt", "512"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "a prompt of 512 tokens needs a context of 513 tokens, the worker's is 512" in result.stderr
+    result = runner.invoke(main, ["bench", "--connect", endpoint, "--rows", "65"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "needs 65 requests at once, the worker takes 64 of one client" in result.stderr
 
 
 def test_progress_is_for_terminals_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import shutil
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from miro_client.cli import main
@@ -50,3 +54,21 @@ def test_a_name_cannot_write_to_the_terminal(runner: CliRunner, tmp_path: Path) 
     assert result.exit_code == 0
     assert "\x1b" not in result.stdout
     assert len([line for line in result.stdout.splitlines() if line.startswith("model")]) == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_a_name_that_is_not_unicode_is_printed_as_utf8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    path = os.fsencode(tmp_path) + b"/\xff\x9b.gguf"
+    shutil.copy(FILE, path)
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdout", out)
+    with pytest.raises(SystemExit) as end:
+        main(["inspect", os.fsdecode(path), *arguments])
+    text = out.buffer.getvalue().decode()
+    assert end.value.code == 0
+    if arguments:
+        assert json.loads(text)["name"] == "??"
+    else:
+        assert text.splitlines()[0].split() == ["model", "\ufffd\ufffd"]

@@ -77,7 +77,20 @@ main(ARGUMENTS)
 """
 
 
-@pytest.mark.parametrize("arguments", [["run", "x"], ["run", "--json", "x"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "x"],
+        ["run", "--json", "x"],
+        ["chat"],
+        ["status"],
+        ["drain", "--json"],
+        ["inspect", "model"],
+        ["inspect", "--connect", "default"],
+        ["pull", "smollm2"],
+    ],
+    ids=" ".join,
+)
 def test_closed_standard_output_is_one_line(arguments: list[str]) -> None:
     code = "import os; os.close(1)\nsys.stdout = None\n" + SHORT.replace("ARGUMENTS", repr(arguments))
     with python(code) as process:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -23,6 +24,13 @@ from miro_client.errors import (
     TooLarge,
 )
 from miro_client.results import TokenLogprob, Usage
+
+HUGE = 10**5000
+CYCLE: list = []
+CYCLE.append(CYCLE)
+DEEP: list = []
+for _ in range(100_000):
+    DEEP = [DEEP]
 
 
 def test_a_stream_and_its_result(worker, connect):
@@ -171,7 +179,11 @@ def test_mistakes_are_found_before_anything_is_sent(connect, endpoint):
         Client("nonsense")
 
 
-@pytest.mark.parametrize("timeout", ["a", -1, float("nan"), float("inf"), 1e300, [1]])
+@pytest.mark.parametrize(
+    "timeout",
+    ["a", -1, float("nan"), float("inf"), 1e300, [1], HUGE, Fraction(-1, 3), CYCLE],
+    ids=lambda value: type(value).__name__,
+)
 def test_timeouts_that_cannot_be_waited_for(worker, connect, engine, timeout):
     client = connect(worker.endpoint)
     for use in (
@@ -185,6 +197,16 @@ def test_timeouts_that_cannot_be_waited_for(worker, connect, engine, timeout):
             use()
         assert caught.value.field == "timeout"
     assert not engine.prepared
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int64, Fraction, int])
+def test_timeouts_of_any_kind_of_number(worker, connect, kind):
+    client = connect(worker.endpoint)
+    timeout = kind(DEADLINE_S)
+    assert list(client.generate("a", max_tokens=1, timeout=timeout))
+    assert client.ping(timeout).epoch == client.hello(timeout).epoch
+    with Client(worker.endpoint, timeout=timeout) as other:
+        assert other.complete("a", max_tokens=1).finish_reason == "length"
 
 
 def test_a_timeout_cancels(worker, connect, engine):
@@ -251,8 +273,16 @@ def test_only_what_waits_counts_towards_the_limit():
         ({"messages": "hi"}, "messages"),
         ({"messages": ["hi"]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": "x", "colour": 1}]}, "messages[0]"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
         ({"prompt": "\ud800"}, "prompt"),
+        ({"prompt": "x", "stop": ["\ud800"]}, "stop"),
+        ({"prompt": "x", "seed": 2**64}, "seed"),
+        ({"prompt": "x", "stop": CYCLE}, "stop"),
+        ({"prompt": "x", "top_k": 1, "stop": {"a": CYCLE}}, "stop"),
+        ({"prompt": "x", "stop": (("deep", DEEP),)}, "stop"),
+        ({"messages": [{"role": "user"}, {"role": "assistant", "tool_calls": CYCLE}]}, "messages[1].tool_calls"),
+        ({"messages": [{"role": "user", "content": DEEP}]}, "messages[0].content"),
+        ({"messages": CYCLE}, "messages[0]"),
     ],
 )
 def test_what_cannot_be_sent_is_named(worker, connect, request_, field):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,37 @@ def test_a_worker_that_comes_up_late_does_not_get_what_was_given_up(connect, end
         thread.join(DEADLINE_S)
     assert results == [answer(ids_of("patient"), 2)[0]]
     assert engine.prepared == ["patient"]
+
+
+@pytest.mark.parametrize("end", ["close", "drop", "timeout"])
+def test_what_nobody_waits_for_takes_no_memory_while_there_is_no_worker(connect, endpoint, monkeypatch, end):
+    monkeypatch.setattr(connection, "CONNECT_S", 10 * DEADLINE_S)
+    client = connect(endpoint)
+    calls, streams = weakref.WeakSet(), []
+    for _ in range(20):
+        stream = client.generate("x" * 100_000, timeout=0.01)
+        calls.add(stream._call)
+        if end == "close":
+            stream.close()
+            streams.append(stream)
+        elif end == "timeout":
+            with pytest.raises(RequestTimeout):
+                next(stream)
+            streams.append(stream)
+        del stream
+    # An answer that is kept keeps its request, but not what was to be sent.
+    wait_until(lambda: not any(call.frames for call in calls), "what was to be sent is dropped")
+    streams.clear()
+    wait_until(lambda: not calls, "the requests are forgotten")
+
+
+def test_what_no_worker_took_takes_no_memory(connect, endpoint, monkeypatch):
+    monkeypatch.setattr(connection, "CONNECT_S", 0.1)
+    streams = [connect(endpoint).generate("x" * 100_000) for _ in range(2)]
+    for stream in streams:
+        with pytest.raises(ConnectionLost):
+            next(stream)
+    assert not any(stream._call.frames for stream in streams)
 
 
 def test_a_worker_that_stops_and_one_that_takes_its_place(connect, endpoint, engine):

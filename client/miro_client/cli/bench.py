@@ -33,7 +33,7 @@ def load() -> click.Command:
 @click.argument("model", required=False)
 @click.option("--connect", metavar="ENDPOINT", help="Measure a worker; 'default' is where miro serve listens.")
 @click.option(
-    "--prompt", "prompts", type=click.IntRange(1), multiple=True, metavar="N",
+    "--prompt", "prompts", type=click.IntRange(1, 2**24), multiple=True, metavar="N",
     help="Length of a prompt; may be repeated.  [default: 512, less where the context is short]",
 )  # fmt: skip
 @click.option(
@@ -41,7 +41,7 @@ def load() -> click.Command:
     help="Sequences that decode at once; may be repeated.",
 )  # fmt: skip
 @click.option(
-    "--depth", "depths", type=click.IntRange(1), multiple=True, default=(32,), show_default=True, metavar="N",
+    "--depth", "depths", type=click.IntRange(1, 2**24), multiple=True, default=(32,), show_default=True, metavar="N",
     help="Tokens each of them has before; may be repeated.",
 )  # fmt: skip
 @click.option(

@@ -11,10 +11,10 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from miro_client import __version__
 from miro_client.errors import ConfigError, InternalError
@@ -36,13 +36,52 @@ SLACK = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlan:
-    """What to measure; fields as those of miro_cy.tools.bench.BenchPlan."""
+    """What to measure; fields and methods as those of miro_cy.tools.bench.BenchPlan."""
 
     prompts: tuple[int, ...] = ()
     rows: tuple[int, ...] = (1, 8, 32)
     depths: tuple[int, ...] = (32,)
     tokens: int = 32
     repeat: int = 3
+
+    def works(self, context: int, requests: int) -> list[Work]:
+        """The works, prompts first. Raises ConfigError for one that the worker's context does not hold, and for more
+        rows than it takes requests of one connection (0: not known).
+        """
+        prompts = self.prompts or (min(DEFAULT_PROMPT, context - 1),)
+        works = [Work("prompt", 1, 0, length) for length in prompts]
+        works += [Work("decode", rows, depth, self.tokens) for depth in self.depths for rows in self.rows]
+        for work in works:
+            if work.room > context:
+                raise ConfigError(
+                    f"{work} needs a context of {work.room} tokens, the worker's is {context}",
+                    field="prompt" if work.kind == "prompt" else "depth",
+                )
+            if 0 < requests < work.rows:
+                raise ConfigError(
+                    f"{work} needs {work.rows} requests at once, the worker takes {requests} of one client",
+                    field="rows",
+                )
+        return list(dict.fromkeys(works))
+
+
+class Work(NamedTuple):
+    """tokens: of the prompt, or of each row. depth: prompt of each row, 0 for a prompt."""
+
+    kind: str
+    rows: int
+    depth: int
+    tokens: int
+
+    def __str__(self) -> str:
+        if self.kind == "prompt":
+            return f"a prompt of {self.tokens} tokens"
+        return f"decoding {self.tokens} tokens, {self.rows} at once at depth {self.depth},"
+
+    @property
+    def room(self) -> int:
+        """Tokens of a sequence: a decode's begins with one that is not counted."""
+        return self.depth + self.tokens + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +155,12 @@ class WorkerReport:
 def run_bench(
     client: Client, plan: WorkerPlan, *, progress: Progress | None = None, clock: Clock = time.perf_counter
 ) -> WorkerReport:
-    """Measure the worker of a client. Raises what its requests raise, and ConfigError when it runs too few at once."""
+    """Measure the worker of a client. Raises what its requests raise, and ConfigError for what it has no room for."""
     tell = progress or (lambda done, total, what: None)
-    server, about = client.hello().server, client.models()[0]
-    prompts = plan.prompts or (min(DEFAULT_PROMPT, about.context - 1),)
-    works = [("prompt", 1, 0, length) for length in prompts]
-    works += [("decode", rows, depth, plan.tokens) for depth in plan.depths for rows in plan.rows]
-    works = list(dict.fromkeys(works))
+    welcome, about = client.hello(), client.models()[0]
+    works = plan.works(about.context, welcome.limits.requests)
     bench = _Bench(client, about, clock)
-    samples: dict[tuple[str, int, int, int], list[float]] = {work: [] for work in works}
+    samples: dict[Work, list[float]] = {work: [] for work in works}
     total = (plan.repeat + 1) * len(works)
     for repetition in range(plan.repeat + 1):
         for index, work in enumerate(works):
@@ -134,7 +170,7 @@ def run_bench(
             if repetition:  # the first one warms up
                 samples[work].append(seconds)
     return WorkerReport(
-        worker=Worker(client.endpoint, server, about.fingerprint),
+        worker=Worker(client.endpoint, welcome.server, about.fingerprint),
         machine=Machine(about.isa, about.threads),
         model=Model(about.name, about.weight_bytes, about.compute, about.kv_dtype),
         settings=Settings(plan.repeat, plan.tokens, about.context, about.block_size),
@@ -164,18 +200,13 @@ class _Bench:
 
     def decode(self, rows: int, depth: int, tokens: int) -> float:
         """Seconds in which each of the rows gets `tokens` tokens. Raises ConfigError when they do not run at once."""
-        needed = depth + tokens + 1
-        if needed > self._context:
-            raise ConfigError(
-                f"{tokens} tokens at depth {depth} need a context of {needed}, the worker's is {self._context}",
-                field="depth",
-            )
         most = min(self._context - depth, tokens + rows * depth // LEAST_CHUNK + SLACK)
         window = _Window(rows, tokens, self._clock)
         with ThreadPoolExecutor(rows) as threads, ExitStack() as open_streams:
             try:
                 streams = [open_streams.enter_context(self._stream(depth, most)) for _ in range(rows)]
-                ends = list(threads.map(window.listen, streams))
+                listeners = [threads.submit(window.listen, stream) for stream in streams]
+                ends = [listener.result() for listener in as_completed(listeners)]  # the first that fails ends it
             except BaseException:
                 self._client.close()  # wakes the threads that wait for a chunk
                 raise

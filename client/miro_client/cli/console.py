@@ -12,6 +12,8 @@ import click
 
 # A model's text, and a worker's error message, are data: on a terminal they must not move the cursor or set its title.
 _CONTROLS = dict.fromkeys([c for c in (*range(32), *range(127, 160)) if c not in (9, 10)], "\ufffd")
+# What stands for the bytes of a name that is not UTF-8: not every stream takes them, and they may be controls too.
+_SURROGATES = dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
 _BREAKS = {9: " ", 10: " ", 13: " "}
 
 
@@ -31,8 +33,8 @@ class Failure(click.ClickException):
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks and control characters."""
-    return text.strip().translate(_BREAKS).translate(_CONTROLS)
+    """The text without line breaks, control characters and what is not Unicode."""
+    return text.strip().translate(_SURROGATES | _CONTROLS | _BREAKS)
 
 
 def size_text(n: int) -> str:
@@ -76,8 +78,8 @@ def remark_cut(n_tokens: int) -> None:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One line on stdout, in UTF-8 whatever the locale."""
-    click.echo(json.dumps(value, ensure_ascii=False).encode())
+    """One line on stdout, in UTF-8 whatever the locale; what is not Unicode, as in a file's name, becomes "?"."""
+    click.echo(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
 class Progress:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from miro_client.cli.connecting import connect_option, endpoint_of
-from miro_client.cli.console import print_json
+from miro_client.cli.console import print_json, require_stdout
 
 
 def load() -> click.Command:
@@ -30,6 +30,7 @@ def drain(connect: str, grace_ms: int | None, as_json: bool) -> None:
     `restarted`.
     """
     endpoint = endpoint_of(connect)
+    require_stdout()
     from miro_client import Client
 
     with Client(endpoint) as client:

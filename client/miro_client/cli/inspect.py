@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from miro_client.cli.connecting import endpoint_of
-from miro_client.cli.console import Failure, one_line, print_json, size_text
+from miro_client.cli.console import Failure, one_line, print_json, require_stdout, size_text
 
 if TYPE_CHECKING:
     from miro_client.wire import ModelInfo
@@ -39,6 +39,7 @@ def inspect(model: str | None, connect: str | None, context: int | None, as_json
     """
     if (model is None) == (connect is None):
         raise click.UsageError("give a MODEL, or a worker with --connect")
+    require_stdout()
     if connect is not None:
         if context is not None:
             raise click.UsageError("--context is the worker's to choose: not with --connect")

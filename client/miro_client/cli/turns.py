@@ -15,7 +15,8 @@ from miro_client.cli.console import MAX_INPUT_BYTES, Failure, remark
 
 QUOTES = '"""'
 PROMPT, MORE = ">>> ", "... "
-_COMMAND = re.compile(r"/([a-z]+|\?)(?:[ \t]+(.*))?[ \t]*")
+#: No two parts that may match the same characters follow each other: it takes linear time whatever is pasted.
+_COMMAND = re.compile(r"/([a-z]+|\?)(?:[ \t](.*))?")
 
 
 class Turn(NamedTuple):
@@ -29,34 +30,64 @@ def read_turn(line: Callable[[str], str]) -> Turn:
     """The next turn. line(prompt) gives a line without its break.
 
     Three quotes at the beginning of a line open a block, and three at the end of a line close it. A backslash at the
-    end of a line goes on with the next one. Raises EOFError at the end, UnclosedBlock inside a block.
+    end of a line goes on with the next one. Raises EOFError at the end, UnclosedBlock inside a block, TooLong.
     """
+    line = _limited(line)
     first = line(PROMPT)
     if first.lstrip().startswith(QUOTES):
         return Turn(_block(first.lstrip()[len(QUOTES) :], line))
-    match = _COMMAND.fullmatch(first)
-    if match:
-        return Turn((match[2] or "").strip(), match[1])
-    text = first
-    while text.endswith("\\"):
-        try:
-            text = f"{text[:-1]}\n{line(MORE)}"
-        except EOFError:
-            return Turn(text[:-1])
-    return Turn(text)
+    return _command(first) or Turn(_continued(first, line))
 
 
 class UnclosedBlock(Exception):
     """The input ended inside a block."""
 
 
-def _block(text: str, line: Callable[[str], str]) -> str:
-    while not text.rstrip().endswith(QUOTES):
+class TooLong(Exception):
+    """A turn of more than MAX_INPUT_BYTES."""
+
+
+def _limited(line: Callable[[str], str]) -> Callable[[str], str]:
+    """Lines that have, joined, at most MAX_INPUT_BYTES; TooLong instead of the one that goes beyond."""
+    left = MAX_INPUT_BYTES + 1  # the last one needs no break
+
+    def limited(prompt: str) -> str:
+        nonlocal left
+        text = line(prompt)
+        left -= len(text.encode(errors="surrogatepass")) + 1
+        if left < 0:
+            raise TooLong
+        return text
+
+    return limited
+
+
+def _command(line: str) -> Turn | None:
+    if "\n" in line:  # pasted
+        return None
+    match = _COMMAND.fullmatch(line.rstrip(" \t"))
+    return Turn((match[2] or "").strip(), match[1]) if match else None
+
+
+def _block(first: str, line: Callable[[str], str]) -> str:
+    lines = [first]
+    while not lines[-1].rstrip().endswith(QUOTES):
         try:
-            text = f"{text}\n{line(MORE)}"
+            lines.append(line(MORE))
         except EOFError:
             raise UnclosedBlock from None
-    return text.rstrip()[: -len(QUOTES)].strip("\n")
+    return "\n".join(lines).rstrip()[: -len(QUOTES)].strip("\n")
+
+
+def _continued(first: str, line: Callable[[str], str]) -> str:
+    lines = [first]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        try:
+            lines.append(line(MORE))
+        except EOFError:
+            break
+    return "\n".join(lines)
 
 
 class PipedInput:
@@ -70,13 +101,15 @@ class PipedInput:
             return None
         except UnclosedBlock:
             raise Failure(f"standard input ends inside a block of {QUOTES}") from None
+        except TooLong:
+            raise Failure(f"a question on standard input has more than {MAX_INPUT_BYTES} bytes") from None
 
     def _line(self, prompt: str) -> str:
         data = sys.stdin.buffer.readline(MAX_INPUT_BYTES + 1)
         if not data:
             raise EOFError
         if len(data) > MAX_INPUT_BYTES:
-            raise Failure(f"a line on standard input has more than {MAX_INPUT_BYTES} bytes")
+            raise TooLong
         try:
             return data.decode().removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError:
@@ -143,6 +176,8 @@ class TerminalInput:
                 remark("[Ctrl-D or /exit leaves]")
             except UnicodeEncodeError:
                 remark("[not valid UTF-8: dropped]")
+            except TooLong:
+                remark(f"[more than {MAX_INPUT_BYTES} bytes: dropped]")
             except (EOFError, UnclosedBlock):
                 click.echo(err=True)
                 return None
