@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from miro_client.cli import main
+from miro_client.cli.console import print_json
 from miro_cy.inspect import inspect_model
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
@@ -69,6 +70,11 @@ def test_a_name_that_is_not_unicode_is_printed_as_utf8(
     text = out.buffer.getvalue().decode()
     assert end.value.code == 0
     if arguments:
-        assert json.loads(text)["name"] == "??"
+        assert json.loads(text)["path"].startswith(str(tmp_path))
     else:
         assert text.splitlines()[0].split() == ["model", "\ufffd\ufffd"]
+
+
+def test_json_is_utf8_whatever_it_holds(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    print_json({"name": "é\udcff\ud800"})
+    assert json.loads(capsysbinary.readouterr().out.decode()) == {"name": "é??"}
