@@ -32,8 +32,12 @@ class Growth(NamedTuple):
         return self.factor * n_bytes + self.extra
 
 
+class Damaged(ValueError):
+    """A step that the library would read beyond its end."""
+
+
 def growth(normalizer: Any, pre_tokenizer: Any) -> Growth:
-    """Of both, one after the other."""
+    """Of both, one after the other. Raises Damaged for a character map whose sizes are wrong."""
     factor, extra = 1, 0
     for step in [*steps(normalizer, "normalizers"), *steps(pre_tokenizer, "pretokenizers")]:
         times, more = _step(step)
@@ -83,8 +87,10 @@ def _longest(table: str) -> int:
     try:
         data = base64.b64decode(table)
         start = 4 + struct.unpack_from("<I", data)[0]
-    except (binascii.Error, ValueError, struct.error):
-        return 1  # the library refuses it
+    except (binascii.Error, ValueError, struct.error) as error:
+        raise Damaged("its character map is cut off or not in base64") from error
+    if start > len(data) or start % 4:  # the library would make room for it before it looks
+        raise Damaged(f"its character map has an index of {start - 4} bytes, of {len(data)} in all")
     return max(map(len, data[start:].split(b"\0")), default=1) or 1
 
 

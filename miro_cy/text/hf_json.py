@@ -16,7 +16,7 @@ from miro_cy.errors import BadField, ModelFormatError, Unsupported
 from miro_cy.text.bytelevel import check_bytes, missing_bytes, piece_bytes
 from miro_cy.text.codec import Codec, Leading, encode_released
 from miro_cy.text.files import MAX_TOKENS, read_bytes
-from miro_cy.text.growth import Growth, growth, replacing, steps
+from miro_cy.text.growth import Damaged, Growth, growth, replacing, steps
 from miro_cy.text.specials import Special
 from miro_cy.text.vocabulary import BYTE_PIECE
 
@@ -149,7 +149,10 @@ def _header(path: Path, data: bytes) -> Header:
 
 def _bounded(path: Path, header: Header, added: list[str]) -> Growth:
     """How much longer texts become. Raises ModelFormatError beyond what a tokenizer needs."""
-    found = growth(header.normalizer, header.pre_tokenizer)
+    try:
+        found = growth(header.normalizer, header.pre_tokenizer)
+    except Damaged as error:
+        raise ModelFormatError(f"{path} is not a tokenizer: {error}") from None
     if found.factor > MAX_GROWTH or found.extra > MAX_EXTRA_BYTES:
         raise ModelFormatError(
             f"{path} makes each byte of a text up to {found.factor} bytes, and {found.extra} more; "

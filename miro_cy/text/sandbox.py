@@ -9,29 +9,34 @@ checked before it is done. Otherwise rendering follows transformers' `apply_chat
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterator, Mapping
+from types import BuiltinMethodType, MethodType
 from typing import Any, cast
 
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.lexer import Token, TokenStream
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import object_type_repr
 from jinja2.visitor import NodeTransformer
 
 from miro_cy.text import filters
-from miro_cy.text.budget import ELEMENT, STEP, Budget, OutputTooLong, Refused, current, measured, sized, text
+from miro_cy.text.budget import STEP, Budget, OutputTooLong, Refused, current, measured, sized, spread, text
+from miro_cy.text.operations import (
+    check_call,
+    check_format,
+    check_operator,
+    check_replace,
+    mapping,
+    namespace,
+    offered,
+)  # fmt: skip
 
-MAX_INT_BITS = 4096
-
-# Methods that make much of little, or bytes, whose methods would all need the same care.
-_REFUSED_METHODS: dict[type, frozenset[str]] = {
-    str: frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "translate", "maketrans", "encode"}),
-    int: frozenset({"to_bytes", "from_bytes"}),
-}
-# A width of four digits, one taken from an argument, or one inside the braces of another.
-_WIDE_FORMAT = re.compile(r"\*|\d{4}|\{[^}]*\{")
+#: A template's names, operators and texts; real ones have some thousands. Python compiles this many in about a second.
+MAX_TOKENS = 16 * 1024
 _SMALL_LITERAL = 16
 _CALL = 8 * STEP
 
@@ -103,12 +108,29 @@ class _Guards(NodeTransformer):
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
         self.generic_visit(node)
+        for pair in node.items:  # keys are hashed
+            pair.key = _through("miro_measured", pair.key)
         return _through("miro_sized", node) if len(node.items) > _SMALL_LITERAL else node
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
         self.generic_visit(node)
         # Tuples can be hashed, which visits all they hold; so they are paid for when made.
         return _through("miro_measured", node) if node.ctx == "load" else node
+
+    def visit_Call(self, node: nodes.Call) -> nodes.Node:
+        return self._spread(node)
+
+    def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
+        return self._spread(node)
+
+    def visit_Test(self, node: nodes.Test) -> nodes.Node:
+        return self._spread(node)
+
+    def _spread(self, node: nodes.Call | nodes.Filter | nodes.Test) -> nodes.Node:
+        self.generic_visit(node)
+        if node.dyn_args is not None:
+            node.dyn_args = _through("miro_spread", node.dyn_args)
+        return node
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:
         self.generic_visit(node)
@@ -126,8 +148,21 @@ def _through(name: str, node: nodes.Node) -> nodes.Expr:
     return nodes.Filter(cast(nodes.Expr, node), name, [], [], None, None, lineno=node.lineno)
 
 
+class _Undefined(jinja2.Undefined):
+    """Jinja's, but its error does not print a key that is no text or number."""
+
+    __slots__ = ()
+
+    @property
+    def _undefined_message(self) -> str:
+        name = self._undefined_name
+        if self._undefined_hint or isinstance(name, (str, int)):
+            return super()._undefined_message
+        return f"{object_type_repr(self._undefined_obj)} has no such element of type {type(name).__name__}"
+
+
 class _Environment(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
     def _generate(
         self, source: nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
@@ -135,10 +170,15 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super()._generate(_Guards().visit(source), name, filename, defer_init)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        for kind, names in _REFUSED_METHODS.items():
-            if attr in names and (isinstance(obj, kind) or obj is kind):
-                return False
-        return super().is_safe_attribute(obj, attr, value)
+        return offered(obj, attr) and super().is_safe_attribute(obj, attr, value)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        current.get().walk(argument)
+        return super().getitem(obj, argument)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        current.get().charge(STEP)
+        return super().getattr(obj, attribute)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
@@ -147,64 +187,47 @@ class _Environment(ImmutableSandboxedEnvironment):
         layout: str = value.__self__
 
         def checked(*args: Any, **kwargs: Any) -> str:
-            _check_format(layout, layout.count("{"), [*args, *kwargs.values()])
+            check_format(layout, layout.count("{"), [*args, *kwargs.values()])
             return wrapped(*args, **kwargs)
 
         return checked
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         current.get().charge(_CALL)
-        owner = getattr(obj, "__self__", None)
-        name = getattr(obj, "__name__", "")
+        check_call(obj, args, kwargs)
+        if isinstance(obj, LoopContext):
+            args = tuple(map(_Rounds, args))
+        owner = obj.__self__ if isinstance(obj, (BuiltinMethodType, MethodType)) else None
         if isinstance(owner, str):
-            if name == "replace":
-                filters.check_replace(owner, *args)
-            elif name == "join":
+            if obj.__name__ == "replace":
+                check_replace(owner, *args)
+            elif obj.__name__ == "join":
                 return filters.joined(args[0] if args else (), owner)
-        elif isinstance(owner, (list, tuple)):  # count and index compare
-            measured(owner)
-            measured(args)
         return sized(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        _check_operator(operator, left, right)
+        check_operator(operator, left, right)
         result = super().call_binop(context, operator, left, right)
         return measured(result) if isinstance(result, tuple) else result
 
 
-def _check_operator(operator: str, left: Any, right: Any) -> None:
-    """Charge for an operation before it is done, or refuse it."""
-    budget = current.get()
-    budget.charge(STEP)
-    if operator == "%" and isinstance(left, str):
-        _check_format(left, left.count("%"), right)
-    elif operator == "+" and isinstance(left, (str, list, tuple)):
-        budget.charge((1 if isinstance(left, str) else ELEMENT) * (len(left) + len(right)))
-    elif operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
-        if bits > MAX_INT_BITS:
-            raise Refused(f"it makes a number of more than {MAX_INT_BITS} bits")
-    elif operator == "*":
-        for items, times in ((left, right), (right, left)):
-            if isinstance(items, (str, list, tuple)) and isinstance(times, int):
-                budget.charge((1 if isinstance(items, str) else ELEMENT) * len(items) * max(0, times))
-
-
-def _check_format(layout: str, n_fields: int, values: Any) -> None:
-    """Charge for a formatting whose every field may print all of the values."""
-    if _WIDE_FORMAT.search(layout):
-        raise Refused("it formats a number too wide")
-    current.get().charge(len(layout) + n_fields * len(text(values)))
-
-
 class _Generation(Extension):
-    """transformers' `{% generation %}`: marks what the assistant says; for rendering it is its body."""
+    """transformers' `{% generation %}`: marks what the assistant says; for rendering it is its body.
+
+    Also counts the template's tokens.
+    """
 
     tags = {"generation"}  # noqa: RUF012  # the name and form Jinja asks for
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
+        for count, token in enumerate(stream):
+            if count == MAX_TOKENS:
+                raise Refused(f"it has more than {MAX_TOKENS} tokens")
+            yield token
 
 
 @jinja2.pass_context
@@ -222,23 +245,37 @@ def environment() -> jinja2.Environment:
         extensions=[_Generation, loopcontrols],
         optimized=False,
         finalize=_finalize,
+        undefined=_Undefined,
         cache_size=0,
     )
     builtin: dict[str, Any] = dict(env.filters)
     env.filters = {name: builtin[name] for name in filters.SHALLOW}
-    env.filters |= {name: filters.guarded(builtin[name]) for name in filters.WALKED}
+    env.filters |= {name: filters.textual(builtin[name]) for name in filters.TEXTUAL}
+    env.filters |= {name: filters.walking(builtin[name]) for name in filters.WALKED}
     env.filters |= {
+        "batch": filters.walking(filters.batch),
+        "float": filters.real,
+        "format": filters.guarded(filters.formatted),
         "indent": filters.indent,
+        "int": filters.integer,
         "join": filters.join,
         "miro_concatenated": filters.concatenated,
         "miro_measured": measured,
         "miro_rounds": _Rounds,
         "miro_sized": sized,
+        "miro_spread": spread,
         "replace": filters.replace,
+        "round": filters.guarded(filters.rounded),
         "string": text,
+        "sum": filters.walking(filters.total),
         "tojson": filters.tojson,
+        "trim": filters.trim,
     }
-    env.tests = {name: filters.guarded(test) for name, test in dict[str, Any](env.tests).items()}
-    env.globals = {name: env.globals[name] for name in ("range", "dict", "namespace", "cycler", "joiner")}
+    tests: dict[str, Any] = dict(env.tests)
+    env.tests = {name: filters.guarded(test) for name, test in tests.items()}
+    env.tests |= {name: filters.textual(tests[name]) for name in ("lower", "upper")}
+    env.tests |= {name: filters.numeric(tests[name]) for name in ("divisibleby", "even", "odd")}
+    env.globals = {name: env.globals[name] for name in ("range", "cycler", "joiner")}
+    env.globals |= {"dict": mapping, "namespace": namespace}
     env.globals |= {"raise_exception": filters.raise_exception, "strftime_now": filters.strftime_now}
     return env

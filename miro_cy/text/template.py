@@ -12,7 +12,7 @@ from miro_cy.text.messages import check_messages
 if TYPE_CHECKING:
     import jinja2
 
-MAX_TEMPLATE_CHARS = 256 * 1024
+MAX_TEMPLATE_CHARS = 64 * 1024
 MAX_PROMPT_CHARS = 8 * 1024 * 1024
 
 
@@ -56,7 +56,7 @@ class ChatTemplate:
     def _template(self) -> jinja2.Template:
         from jinja2 import TemplateAssertionError
 
-        from miro_cy.text import sandbox
+        from miro_cy.text import budget, sandbox
 
         with self._lock:
             if self._compiled is None:
@@ -68,6 +68,8 @@ class ChatTemplate:
                     )
                 try:
                     self._compiled = sandbox.environment().from_string(self._source)
+                except budget.Refused as error:
+                    raise Unsupported(f"the model's chat template was refused: {error}", field="messages") from None
                 except Exception as error:  # the parser's own error, or Python's for code nested too deep
                     reason = f"{type(error).__name__}: {error}"
                     if isinstance(error, TemplateAssertionError):  # a filter or test left out of the sandbox
