@@ -20,6 +20,8 @@ _NO_LONGER = (
     "Strip", "StripAccents", "Nmt", "Split", "Whitespace", "WhitespaceSplit", "Digits", "Punctuation",
     "BertPreTokenizer", "CharDelimiterSplit", "FixedLength", "UnicodeScripts",
 )  # fmt: skip
+#: What these do is in their keys.
+_KEYED = ("Replace", "Prepend", "Precompiled", "Metaspace")
 
 
 class Growth(NamedTuple):
@@ -66,20 +68,29 @@ def steps(part: Any, key: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _step(step: Mapping[str, Any]) -> Growth:
+    """The most that any of its keys stands for: the library ignores those that its type does not have."""
+    found = list(_keys(step))
+    kind = step.get("type")
+    if kind not in (*_NO_LONGER, *_KEYED) and (kind is not None or not found):
+        found.append(Growth(_FACTORS.get(str(kind), _UNKNOWN), 1))
+    return Growth(max((item.factor for item in found), default=1), max((item.extra for item in found), default=0))
+
+
+def _keys(step: Mapping[str, Any]) -> Iterator[Growth]:
     match step:
         case {"pattern": {"String": str(old)}, "content": str(new)} if old:
-            return Growth(replacing([(old, new)]), 0)
+            yield Growth(replacing([(old, new)]), 0)
         case {"content": str(new)}:  # a pattern may match nothing, between any two characters
-            return Growth(1 + _size(new), _size(new))
+            yield Growth(1 + _size(new), _size(new))
+    match step:
         case {"prepend": str(new)}:
-            return Growth(1, _size(new))
+            yield Growth(1, _size(new))
+    match step:
         case {"precompiled_charsmap": str(table)}:
-            return Growth(_longest(table), 0)
+            yield Growth(_longest(table), 0)
+    match step:
         case {"replacement": str(new)}:  # Metaspace: instead of each space, and before each piece
-            return Growth(1 + 2 * _size(new), _size(new))
-        case {"type": str(kind)} if kind in _NO_LONGER:
-            return Growth(1, 0)
-    return Growth(_FACTORS.get(str(step.get("type")), _UNKNOWN), 1)
+            yield Growth(1 + 2 * _size(new), _size(new))
 
 
 def _longest(table: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -155,3 +156,34 @@ def test_a_named_pipe_is_not_waited_for(make_folder: Callable[..., Path]) -> Non
     os.mkfifo(folder / "tokenizer_config.json")
     with pytest.raises(ModelFormatError, match="is not a file"):
         load_tokenizer(folder)
+
+
+MAPS = {"a size of 4 GiB": b"\xff\xff\xff\xff", "a size over the end": b"\x08\0\0\0\0\0\0\0", "no size": b"\0\0",
+        "half an entry": b"\x02\0\0\0\0\0\0\0"}  # fmt: skip
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", MAPS)
+def test_promise_a_model_file_is_data_character_maps(
+    make_folder: Callable[..., Path], tokenizer_json: Callable[..., Any], name: str
+) -> None:
+    """Refused before the library makes room for the index, of a size that the file chooses."""
+    table = base64.b64encode(MAPS[name]).decode()
+    step = {"type": "Precompiled", "precompiled_charsmap": table}
+    for normalizer in (step, {"type": "Sequence", "normalizers": [step]}):
+        with pytest.raises(ModelFormatError, match="its character map"):
+            load_tokenizer(make_folder({"tokenizer.json": tokenizer_json(normalizer=normalizer)}))
+
+
+def test_promise_a_model_file_is_data_steps_with_keys_of_others(
+    make_folder: Callable[..., Path], tokenizer_json: Callable[..., Any]
+) -> None:
+    """Which of its keys a step goes by is the library's choice."""
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False, "content": ""}
+    part = {"type": "Sequence", "pretokenizers": [level] * 30}
+    with pytest.raises(ModelFormatError, match="makes each byte of a text up to"):
+        load_tokenizer(make_folder({"tokenizer.json": tokenizer_json(pre_tokenizer=part)}))
+    table = base64.b64encode(MAPS["a size of 4 GiB"]).decode()
+    step = {"type": "Precompiled", "precompiled_charsmap": table, "pattern": {"String": "a"}, "content": "a"}
+    with pytest.raises(ModelFormatError, match="its character map"):
+        load_tokenizer(make_folder({"tokenizer.json": tokenizer_json(normalizer=step)}))

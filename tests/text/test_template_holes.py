@@ -25,7 +25,7 @@ USER = [{"role": "user", "content": "hello"}]
 
 def serve(pipe: Connection) -> None:
     """Answers each template with what became of it; impatiently, as all that counts is that it can be stopped."""
-    budget.MAX_SECONDS = 1.0
+    budget.MAX_SECONDS = 2.0
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     while True:
         source = pipe.recv()
@@ -116,16 +116,20 @@ HOLES = {
     "in what a filter yields": LISTS + "{{ ns.a in ([ns.b] | select) }}",
     "sort of what a filter yields": LISTS + "{{ [ns.a, ns.b] | select | sort }}",
     "max of what a filter yields": LISTS + "{{ [ns.a, ns.b] | select | max }}",
-    "long texts that a filter yields": "{% set x = 'A' * 9000000 %}{{ ([{'k': x}] * 9000) | map(attribute='k') | sort }}",
+    "long texts that a filter yields": "{% set x = 'A' * 9000000 %}"
+    "{{ ([{'k': x}] * 9000) | map(attribute='k') | sort }}",
     "hash of varargs": TUPLES + "{{ {ns.a: 1} }}",
     "get by varargs": TUPLES + "{{ {}.get(ns.a) }}",
     "item by varargs": TUPLES + "{{ {}[ns.a] }}",
     "unique varargs": TUPLES + "{{ [ns.a] | unique | list }}",
-    "hash of a deep tuple": "{% set ns = namespace(x=1) %}{% for i in range(60000) %}"
+    "hash of a deep tuple": "{% set ns = namespace(x=1) %}{% for i in range(30000) %}"
     "{% set ns.x = {'a': ns.x}.items() | first %}{% endfor %}{{ {ns.x: 1} | length }}",
     "a // b": NUMBERS + "{{ a // b > 0 }}",
     "a % b": NUMBERS + "{{ a % b > 0 }}",
     "a - b": "{% set a = ('f' * 8000000) | int(0, 16) %}" + "{% set a = a - 1 %}" * 9,
+    "division of written numbers": "{{ 0x" + "f" * 3500 + " // 3 > 0 }}",
+    "remainder of written numbers": "{{ 0x" + "f" * 3500 + " % 3 }}",
+    "difference of written numbers": "{{ 0x" + "f" * 3500 + " - 1 > 0 }}",
     "is divisibleby": NUMBERS + "{{ a is divisibleby(b) }}",
     "text that is even": "{{ '%999999999d' is even }}",
     "text that is divisible": "{{ '%999999999d' is divisibleby(1) }}",
@@ -140,17 +144,18 @@ HOLES = {
     "rsplit": "{{ ('a' * 4000000).rsplit('ab' + 'a' * 2000000) }}",
     "rsplit by name": "{{ ('a' * 4000000).rsplit(sep='ab' + 'a' * 2000000) }}",
     "rpartition": "{{ ('a' * 4000000).rpartition('ab' + 'a' * 2000000) }}",
-    "safe rfind": "{{ ('a' * 4000000 | safe).rfind('ab' + 'a' * 2000000) }}",
+    "safe rfind": "{{ (('a' * 4000000) | safe).rfind('ab' + 'a' * 2000000) }}",
     "strip": "{{ ('\u0561' * 4000000).strip('b' * 4000000 + '\u0561') }}",
     "lstrip": "{{ ('\u0561' * 4000000).lstrip('b' * 4000000 + '\u0561') }}",
     "rstrip": "{{ ('\u0561' * 4000000).rstrip('b' * 4000000 + '\u0561') }}",
     "trim": "{{ ('\u0561' * 4000000) | trim('b' * 4000000 + '\u0561') }}",
-    "striptags": "{{ ('<' * 4000000 | safe).striptags() }}",
+    "striptags": "{{ (('<' * 4000000) | safe).striptags() }}",
     "sort of a long text": LONG + "{{ long | sort | length }}",
     "max of a long text": LONG + "{{ long | max }}",
     "arguments of a long text": LONG + "{{ cycler(*long) }}",
-    "long attribute": "{{ range(90000) | sort(attribute='a.' * 90000) }}",
-    "filters of filters": "{{ range(90000)" + " | select" * 400 + " | list | length }}",
+    "long attribute": "{{ range(90000) | sort(attribute='x,' * 20000) | length }}",
+    "filters of filters": "{% set ns = namespace(x=range(90000)) %}{% for i in range(200) %}"
+    "{% set ns.x = ns.x | select %}{% endfor %}{{ ns.x | list | length }}",
     "same hashes": COLLIDING + "{{ dict.fromkeys(same) | length }}",
     "same hashes in a dict": COLLIDING + "{{ dict(same | batch(2)) | length }}",
     "same hashes in a namespace": COLLIDING + "{{ namespace(same | batch(2)) }}",
@@ -194,9 +199,11 @@ SAME = [
     ("{{ '12' | int + '0x1f' | int(0, 16) }}|{{ '1.5' | float }}|{{ 'x' | int(7) }}", "43|1.5|7"),
     ("{{ 4 is even }}{{ 3 is odd }}{{ 6 is divisibleby(3) }}{{ 'a' is lower }}", "TrueTrueTrueTrue"),
     ("{{ 7 // 2 }} {{ 7 % 4 }} {{ 7 / 2 }} {{ 7 - 2 }} {{ -7 // 2.0 }}", "3 3 3.5 5 -4.0"),
-    ("{{ '  x ' | trim }}|{{ 'xxaxx' | trim('x') }}|{{ none | trim }}|{{ 'a-b-c'.rsplit('-', 1) }}", "x|a|None|['a-b', 'c']"),
+    ("{{ '  x ' | trim }}|{{ 'xxaxx' | trim('x') }}|{{ none | trim }}", "x|a|None"),
+    ("{{ 'a-b-c'.rsplit('-', 1) }}{{ 'abab'.rfind('ab') }}{{ 'xax'.strip('x') }}", "['a-b', 'c']2a"),
     ("{{ 'truthy' if [] | select else 'falsy' }}{{ [3, 1] | select | sort }}", "truthy[1, 3]"),
-    ("{{ dict(a=1, b=2).items() | list }}{{ dict([('x', 1)]) }}{{ namespace({'q': 5}).q }}", "[('a', 1), ('b', 2)]{'x': 1}5"),
+    ("{{ dict(a=1, b=2).items() | list }}{{ dict([('x', 1)]) }}", "[('a', 1), ('b', 2)]{'x': 1}"),
+    ("{{ namespace({'q': 5}).q }}{{ namespace(q=6, r=7).r }}", "57"),
     ("{% for x in [1, 1, 2] %}{{ loop.changed(x) }}{{ loop.cycle('a', 'b') }}{% endfor %}", "TrueaFalsebTruea"),
     ("{% for x in [1, [2, [3]]] recursive %}{{ x if x is number else loop(x) }}{% endfor %}", "123"),
     ("{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.current }}{% set j = joiner() %}{{ j() }}{{ j() }}", "ab, "),
