@@ -59,6 +59,8 @@ if platform.machine() in ("x86_64", "AMD64"):
         "v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
         "v4_vnni": ["-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"],
     }
+if SANITIZERS:  # minutes each, and the tests run on the best alone
+    LEVELS = {name: flags for name, flags in LEVELS.items() if name not in ("v2", "v4")}
 
 DIRECTIVES = {
     "language_level": 3,
