@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -90,8 +91,9 @@ def serve(model: str, bind: str | None, grace_ms: int, options: dict[str, Any]) 
     from miro_worker.worker import Worker
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a connection is a descriptor
-    if hard < FEW_DESCRIPTORS:
+    with contextlib.suppress(OSError, ValueError):  # the system's own limit may have been lowered below this one
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a connection is a descriptor
+    if resource.RLIM_INFINITY != hard < FEW_DESCRIPTORS:
         logging.getLogger("miro.worker").warning(
             "at most %d descriptors: a flood of connections may end the worker", hard
         )
