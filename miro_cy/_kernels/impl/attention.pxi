@@ -7,6 +7,7 @@
 
 cdef enum:
     ATTN_ROWS = 48              # query rows (positions x heads of a KV group) a work item covers
+    KV_PANELS = 4               # most panels a tile covers: the keys of a KV_TILE
 
 
 cdef struct AttentionItem:
@@ -34,58 +35,110 @@ cdef inline vf load_kv(const int dtype, const void* p, Py_ssize_t i) noexcept no
     return vf_load(<const float*>p + i)
 
 
-cdef inline void kv_tile(
-    const int dtype, const int mr, const float* a, Py_ssize_t lda, const void* w, Py_ssize_t w0, Py_ssize_t ldw,
-    float* c, Py_ssize_t ldc, Py_ssize_t n, bint first,
-) noexcept nogil:
-    """c[mr][16] = (c +) a[mr][n] w[n][16], one chain along n an element; w0: first element of w. QK^T and PV alike."""
-    cdef vf acc[24]
-    cdef vf wv[4]
+cdef struct KVTile:
+    # one call of kv_rows: rows of scores or queries against neighbouring panels of 16 keys, or of 16 value elements
+    const float* a              # [rows][n], lda apart
+    Py_ssize_t lda
+    const void* w               # the pool's K or V
+    Py_ssize_t at[KV_PANELS]    # first element of each panel
+    Py_ssize_t ldw              # elements from one of the n to the next
+    float* c                    # [rows][panels * 16], ldc apart
+    Py_ssize_t ldc
+    Py_ssize_t n
+    bint first                  # start from 0 instead of c
+
+
+cdef inline void kv_tile(const int dtype, const int mr, const int np, const KVTile* t, int row, int panel) noexcept nogil:
+    """c[mr][np * 16] = (c +) a[mr][n] w[n][np * 16], one chain along n an element. QK^T and PV alike."""
+    cdef vf acc[24]             # every tile shape compiles everywhere; those in use keep to the registers
+    cdef vf wv[16]
     cdef vf av
-    cdef Py_ssize_t k
+    cdef Py_ssize_t k, lda = t.lda, ldc = t.ldc, ldw = t.ldw
+    cdef Py_ssize_t at[KV_PANELS]
+    cdef const float* a = t.a + row * lda
+    cdef float* c = t.c + row * ldc + panel * PANEL
     cdef int i, v
+    for i in range(np):
+        at[i] = t.at[panel + i]
     for i in range(mr):
-        for v in range(MI_NV):
-            acc[i * MI_NV + v] = vf_zero() if first else vf_load(c + i * ldc + v * MI_VL)
-    for k in range(n):
-        for v in range(MI_NV):
-            wv[v] = load_kv(dtype, w, w0 + k * ldw + v * MI_VL)
+        for v in range(np * MI_NV):
+            acc[i * np * MI_NV + v] = vf_zero() if t.first else vf_load(c + i * ldc + v * MI_VL)
+    for k in range(t.n):
+        for v in range(np * MI_NV):
+            wv[v] = load_kv(dtype, t.w, at[v // MI_NV] + k * ldw + v % MI_NV * MI_VL)
         for i in range(mr):
             av = vf_set1(a[i * lda + k])
-            for v in range(MI_NV):
-                acc[i * MI_NV + v] = vf_fma(av, wv[v], acc[i * MI_NV + v])
+            for v in range(np * MI_NV):
+                acc[i * np * MI_NV + v] = vf_fma(av, wv[v], acc[i * np * MI_NV + v])
     for i in range(mr):
-        for v in range(MI_NV):
-            vf_store(c + i * ldc + v * MI_VL, acc[i * MI_NV + v])
+        for v in range(np * MI_NV):
+            vf_store(c + i * ldc + v * MI_VL, acc[i * np * MI_NV + v])
 
 
-cdef void kv_rows(
-    const int dtype, int rows, const float* a, Py_ssize_t lda, const void* w, Py_ssize_t w0, Py_ssize_t ldw,
-    float* c, Py_ssize_t ldc, Py_ssize_t n, bint first,
+cdef inline void kv_tile_rows(
+    const int dtype, const int np, const KVTile* t, int row, int mr, int panel,
 ) noexcept nogil:
-    """kv_tile for any number of rows."""
-    cdef int r = 0, mr
-    while r < rows:
-        mr = min(4, rows - r)
-        if mr == 4:
-            kv_tile(dtype, 4, a + r * lda, lda, w, w0, ldw, c + r * ldc, ldc, n, first)
-        elif mr == 3:
-            kv_tile(dtype, 3, a + r * lda, lda, w, w0, ldw, c + r * ldc, ldc, n, first)
-        elif mr == 2:
-            kv_tile(dtype, 2, a + r * lda, lda, w, w0, ldw, c + r * ldc, ldc, n, first)
+    """Pick the specialised tile; the shapes that kv_most_rows allows."""
+    if mr == 1:
+        kv_tile(dtype, 1, np, t, row, panel)
+    elif mr == 2 and np * MI_NV <= 8:
+        kv_tile(dtype, 2, np, t, row, panel)
+    elif mr == 3 and np * MI_NV <= 4:
+        kv_tile(dtype, 3, np, t, row, panel)
+    elif mr == 4 and np * MI_NV <= 4:
+        kv_tile(dtype, 4, np, t, row, panel)
+    elif mr == 5 and np * MI_NV <= 4:
+        kv_tile(dtype, 5, np, t, row, panel)
+    elif np * MI_NV <= 4:
+        kv_tile(dtype, 6, np, t, row, panel)
+
+
+cdef inline int kv_most_rows(int np) noexcept nogil:
+    """Rows a tile takes with so many panels: what the registers hold."""
+    if MI_NV == 1:
+        return 6
+    if MI_NV == 2:
+        return 6 if np == 1 else 3 if np == 2 else 1
+    return 3 if np == 1 else 1
+
+
+cdef inline int kv_most_panels(int rows) noexcept nogil:
+    """Panels a tile takes when there are so many rows: few rows keep the units busy with several."""
+    if MI_NV == 1:
+        return 4
+    if MI_NV == 2:
+        return 2 if rows <= 3 else 1
+    return 1
+
+
+cdef inline void kv_panels(const int dtype, const int np, const KVTile* t, int rows, int panel) noexcept nogil:
+    """All rows against np panels, in balanced tiles."""
+    cdef int i, row, tiles = (rows + kv_most_rows(np) - 1) // kv_most_rows(np)
+    for i in range(tiles):
+        row = rows * i // tiles
+        kv_tile_rows(dtype, np, t, row, rows * (i + 1) // tiles - row, panel)
+
+
+cdef inline void kv_rows(const int dtype, const KVTile* t, int rows, int panels) noexcept nogil:
+    cdef int panel = 0, np
+    while panel < panels:
+        np = kv_most_panels(rows)
+        while np > panels - panel:
+            np >>= 1
+        if np == 4 and MI_NV == 1:
+            kv_panels(dtype, 4, t, rows, panel)
+        elif np == 2 and MI_NV <= 2:
+            kv_panels(dtype, 2, t, rows, panel)
         else:
-            kv_tile(dtype, 1, a + r * lda, lda, w, w0, ldw, c + r * ldc, ldc, n, first)
-        r += mr
+            kv_panels(dtype, 1, t, rows, panel)
+        panel += np
 
 
-cdef void kv_rows_any(
-    int dtype, int rows, const float* a, Py_ssize_t lda, const void* w, Py_ssize_t w0, Py_ssize_t ldw,
-    float* c, Py_ssize_t ldc, Py_ssize_t n, bint first,
-) noexcept nogil:
+cdef void kv_rows_any(int dtype, const KVTile* t, int rows, int panels) noexcept nogil:
     if dtype == KV_F16:
-        kv_rows(KV_F16, rows, a, lda, w, w0, ldw, c, ldc, n, first)
+        kv_rows(KV_F16, t, rows, panels)
     else:
-        kv_rows(KV_F32, rows, a, lda, w, w0, ldw, c, ldc, n, first)
+        kv_rows(KV_F32, t, rows, panels)
 
 
 cdef inline int first_key(const AttentionParams* p, int position) noexcept nogil:
@@ -105,17 +158,22 @@ cdef bint blocks_exist(const AttentionItem* it, Py_ssize_t table_size) noexcept 
 cdef void score_tile(AttentionItem* it, int t0, int last) noexcept nogil:
     """s = q K^T for tokens [t0, t0 + KV_TILE) up to `last`, the latest any row may see."""
     cdef const KVCache* kv = it.kv
-    cdef int bs = kv.block_size, b, c
-    cdef Py_ssize_t base
+    cdef int bs = kv.block_size, b, c, panels = 0
+    cdef KVTile t
     for b in range(KV_TILE // bs):
         if t0 + b * bs > last:
-            return
-        base = it.table[t0 // bs + b] * kv.k_block + <Py_ssize_t>it.head * kv.head_dim * bs
+            break
         for c in range(bs // PANEL):
-            kv_rows_any(
-                kv.dtype, it.rows, it.q, kv.head_dim, kv.k, base + c * PANEL, bs, it.s + b * bs + c * PANEL, KV_TILE,
-                kv.head_dim, True,
+            t.at[panels] = (
+                it.table[t0 // bs + b] * kv.k_block + <Py_ssize_t>it.head * kv.head_dim * bs + c * PANEL
             )
+            panels += 1
+    t.a, t.lda = it.q, kv.head_dim
+    t.w, t.ldw = kv.k, bs
+    t.c, t.ldc = it.s, KV_TILE
+    t.n = kv.head_dim
+    t.first = True
+    kv_rows_any(kv.dtype, &t, it.rows, panels)
 
 
 cdef inline void mask_row(float* s, int lo, int hi) noexcept nogil:
@@ -136,15 +194,15 @@ cdef inline void cap_row(float* s, float cap) noexcept nogil:
 cdef inline void softmax_row(float* s, float* m, float* l, float* o, int v_dim) noexcept nogil:
     """Online softmax over one row of a tile: s becomes exp(s - max); rescales the row's sum and accumulator."""
     cdef float lane[16]
-    cdef float top = m[0], f
+    cdef float top, f
     cdef int j, t
     for j in range(16):
         lane[j] = s[j]
     for t in range(1, KV_TILE // 16):
         for j in range(16):
             lane[j] = s[t * 16 + j] if s[t * 16 + j] > lane[j] else lane[j]
-    for j in range(16):
-        top = lane[j] if lane[j] > top else top
+    top = fold16_max(lane)
+    top = top if top > m[0] else m[0]
     if top > m[0]:
         f = expf_fast(m[0] - top)
         m[0] = top
@@ -164,25 +222,31 @@ cdef inline void softmax_row(float* s, float* m, float* l, float* o, int v_dim) 
 cdef void add_values(AttentionItem* it, int t0, int row, int rows, int lo, int hi) noexcept nogil:
     """o += s V for `rows` rows from `row`, over the tile's tokens [lo, hi) alone: the rest is never read."""
     cdef const KVCache* kv = it.kv
-    cdef int bs = kv.block_size, b, c, j0, j1
+    cdef int bs = kv.block_size, b, c, c0, j0, j1
     cdef Py_ssize_t base
-    for b in range(KV_TILE // bs):
+    cdef KVTile t
+    t.lda, t.ldc = KV_TILE, kv.v_dim
+    t.w, t.ldw = kv.v, kv.v_dim
+    t.first = False
+    for b in range(lo // bs, (hi + bs - 1) // bs):
         j0 = max(lo, b * bs)
         j1 = min(hi, (b + 1) * bs)
-        if j0 >= j1:
-            continue
         base = it.table[t0 // bs + b] * kv.v_block + (<Py_ssize_t>it.head * bs + j0 - b * bs) * kv.v_dim
-        for c in range(kv.v_dim // PANEL):
-            kv_rows_any(
-                kv.dtype, rows, it.s + row * KV_TILE + j0, KV_TILE, kv.v, base + c * PANEL, kv.v_dim,
-                it.o + row * kv.v_dim + c * PANEL, kv.v_dim, j1 - j0, False,
-            )
+        t.a = it.s + row * KV_TILE + j0
+        t.n = j1 - j0
+        for c0 in range(0, kv.v_dim // PANEL, 4):     # 4: KV_PANELS, which as an enum would make this no C loop
+            for c in range(c0, min(c0 + KV_PANELS, kv.v_dim // PANEL)):
+                t.at[c - c0] = base + c * PANEL
+            t.c = it.o + row * kv.v_dim + c0 * PANEL
+            kv_rows_any(kv.dtype, &t, rows, min(KV_PANELS, kv.v_dim // PANEL - c0))
 
 
 cdef void attend_tile(AttentionItem* it, int t0) noexcept nogil:
     cdef int positions = it.rows // it.group, i, r, row, lo, hi
     cdef int last = it.first + positions - 1
-    cdef bint whole = t0 + KV_TILE <= it.first + 1 and first_key(it.p, last) <= t0
+    cdef int seen_by_all = 0    # tokens of the tile, from its start, that every row sees
+    if first_key(it.p, last) <= t0:
+        seen_by_all = max(0, min(KV_TILE, it.first + 1 - t0))
     score_tile(it, t0, last)
     for i in range(positions):
         lo = max(0, first_key(it.p, it.first + i) - t0)
@@ -195,16 +259,23 @@ cdef void attend_tile(AttentionItem* it, int t0) noexcept nogil:
                 cap_row(it.s + row * KV_TILE, it.p.soft_cap)
             mask_row(it.s + row * KV_TILE, lo, hi)
             softmax_row(it.s + row * KV_TILE, it.m + row, it.l + row, it.o + row * it.kv.v_dim, it.kv.v_dim)
-        if not whole:
+    if seen_by_all > 0:
+        add_values(it, t0, 0, it.rows, 0, seen_by_all)
+    if seen_by_all == KV_TILE:
+        return
+    for i in range(positions):
+        lo = max(seen_by_all, first_key(it.p, it.first + i) - t0)
+        hi = min(KV_TILE, it.first + i + 1 - t0)
+        if lo < hi:
             add_values(it, t0, i * it.group, it.group, lo, hi)
-    if whole:
-        add_values(it, t0, 0, it.rows, 0, KV_TILE)
 
 
 cdef void merge_range(AttentionItem* it) noexcept nogil:
     """(m, l, o) of a range into the totals."""
     cdef int r, j, d = it.kv.v_dim
     cdef float top, a, b
+    cdef const float* o
+    cdef float* total
     for r in range(it.rows):
         if it.l[r] == 0:                # no token of this range is visible to the row
             continue
@@ -213,8 +284,9 @@ cdef void merge_range(AttentionItem* it) noexcept nogil:
         b = expf_fast(it.m[r] - top)
         it.m_all[r] = top
         it.l_all[r] = mi_fma(it.l_all[r], a, it.l[r] * b)
+        o, total = it.o + r * d, it.o_all + r * d
         for j in range(d):
-            it.o_all[r * d + j] = mi_fma(it.o_all[r * d + j], a, it.o[r * d + j] * b)
+            total[j] = mi_fma(total[j], a, o[j] * b)
 
 
 cdef void attend(AttentionItem* it) noexcept nogil:
@@ -241,19 +313,21 @@ cdef void attend(AttentionItem* it) noexcept nogil:
 cdef void attend_rows(AttentionItem* it, const float* q, Py_ssize_t ldq, float* out, Py_ssize_t ldo) noexcept nogil:
     """Scale the queries, attend, divide by the sums. q, out: row of the item's first token."""
     cdef int r, j, d = it.kv.head_dim
+    cdef float scale = it.p.scale, inverse
     cdef const float* src
     cdef float* dst
-    cdef float inverse
     for r in range(it.rows):
         src = q + (r // it.group) * ldq + (it.head * it.group + r % it.group) * d
+        dst = it.q + r * d
         for j in range(d):
-            it.q[r * d + j] = src[j] * it.p.scale
+            dst[j] = src[j] * scale
     attend(it)
     for r in range(it.rows):
+        src = it.o_all + r * it.kv.v_dim
         dst = out + (r // it.group) * ldo + (it.head * it.group + r % it.group) * d
         inverse = <float>1.0 / it.l_all[r]
         for j in range(d):
-            dst[j] = it.o_all[r * it.kv.v_dim + j] * inverse
+            dst[j] = src[j] * inverse
 
 
 cdef void attention(
