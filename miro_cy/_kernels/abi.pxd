@@ -143,6 +143,12 @@ cdef struct KernelTable:
         int th, int nth, const PackedMatrix* w, const Activations* x, float* y, Py_ssize_t ldy, Py_ssize_t m,
         float* scratch
     ) noexcept nogil
+    # out = silu(x G^T + gate_bias) * (x U^T + up_bias) in int8, what matmul_i8, swiglu and quantise give one after the
+    # other; G and U are [n, k], n a multiple of 32
+    void (*swiglu_i8)(
+        int th, int nth, const PackedMatrix* gate, const PackedMatrix* up, const Activations* x,
+        const float* gate_bias, const float* up_bias, const Activations* out, Py_ssize_t m, float* scratch
+    ) noexcept nogil
     # x[i, :k] = W[ids[i], :], float32
     void (*embed)(
         int th, int nth, const PackedMatrix* w, const int32_t* ids, Py_ssize_t m, float* x, Py_ssize_t ldx,
@@ -172,9 +178,10 @@ cdef struct KernelTable:
         int th, int nth, const BatchRows* batch, const KVCache* kv, const float* k, Py_ssize_t ldk, const float* v,
         Py_ssize_t ldv, const float* v_bias
     ) noexcept nogil
+    # quantised: the output in int8 as well, or NULL; a KV group's heads must then have a multiple of 32 elements
     void (*attention)(
         int th, int nth, const BatchRows* batch, const KVCache* kv, const AttentionParams* p, const float* q,
-        Py_ssize_t ldq, float* out, Py_ssize_t ldo, float* scratch
+        Py_ssize_t ldq, float* out, Py_ssize_t ldo, const Activations* quantised, float* scratch
     ) noexcept nogil
 
     # --- one row of logits ---
@@ -209,7 +216,7 @@ cdef inline bint is_float_layout(int layout) noexcept nogil:
 
 cdef inline Py_ssize_t matmul_scratch_floats() noexcept nogil:
     """Floats of scratch a thread needs for either matmul or embed."""
-    return 16384
+    return 98304
 
 
 cdef inline Py_ssize_t attention_scratch_floats(int head_dim) noexcept nogil:

@@ -37,7 +37,7 @@ cdef object quantised_blocks(const float[:, ::1] x, int threads, bint whole=Fals
     cdef Py_ssize_t m = x.shape[0], k = x.shape[1]
     if m < 1 or k < 1 or k % QBLOCK:
         raise ValueError(f"cannot quantise rows of {k}")
-    blocks = np.zeros(((m + TILE_ROWS - 1) // TILE_ROWS, k // QBLOCK), BLOCK)
+    blocks = empty_blocks(m, k)
     cdef Activations a = Activations(block=<QuantBlock*><uintptr_t>blocks.ctypes.data)
     cdef const KernelTable* table = kernels()
     cdef int th
@@ -51,8 +51,17 @@ def quantise(const float[:, ::1] x not None, int threads=1, bint whole=False):
 
     whole: the threads share out whole tiles of 8 rows, not blocks.
     """
-    blocks = quantised_blocks(x, threads, whole)
-    m, k = x.shape[0], x.shape[1]
+    return parts_of(quantised_blocks(x, threads, whole), x.shape[0])
+
+
+cdef object empty_blocks(Py_ssize_t m, Py_ssize_t k):
+    """QuantBlocks [tiles of 8 rows, k/32] for m rows."""
+    return np.zeros(((m + TILE_ROWS - 1) // TILE_ROWS, k // QBLOCK), BLOCK)
+
+
+cdef object parts_of(blocks, Py_ssize_t m):
+    """What `quantise` returns."""
+    k = blocks.shape[1] * QBLOCK
     q = blocks["q"].swapaxes(1, 2).reshape(-1, k)[:m]
     d, total = (blocks[name].transpose(0, 3, 1, 2).reshape(-1, k // 16)[:m] for name in ("d", "sum"))
     dsum = blocks["dsum"].swapaxes(1, 2).reshape(-1, k // QBLOCK)[:m]
@@ -79,6 +88,39 @@ def matmul(PackedWeights w not None, const float[:, ::1] x not None, bint fast, 
         else:
             table.matmul_f32(th, threads, &w.matrix, &x[0, 0], k, &y_[0, 0], ldy, m, &scratch[th, 0])
     return y[:, :w.matrix.n]
+
+
+def swiglu_i8(
+    PackedWeights gate not None, PackedWeights up not None, const float[:, ::1] x not None, gate_bias=None,
+    up_bias=None, int threads=1,
+):
+    """silu(x gate^T + gate_bias) * (x up^T + up_bias), x and the result in int8, as `quantise` returns it.
+
+    x [m, k]; gate, up [n, k], quantised, n a multiple of 32; both biases float32 [n] or none.
+    """
+    cdef Py_ssize_t m = x.shape[0]
+    if m < 1 or x.shape[1] != gate.matrix.k or gate.shape != up.shape or gate.matrix.n % QBLOCK:
+        raise ValueError(f"no SwiGLU of {gate.shape} and {up.shape} for rows of {x.shape[1]}")
+    if gate.is_float or up.is_float or (gate_bias is None) != (up_bias is None):
+        raise ValueError("SwiGLU in int8 takes quantised matrices, and both biases or none")
+    blocks = quantised_blocks(x, threads)
+    result = empty_blocks(m, gate.matrix.n)
+    cdef Activations a = Activations(block=<QuantBlock*><uintptr_t>blocks.ctypes.data)
+    cdef Activations out = Activations(block=<QuantBlock*><uintptr_t>result.ctypes.data)
+    cdef const float[::1] bias
+    cdef const float* gp = NULL
+    cdef const float* upp = NULL
+    if gate_bias is not None:
+        bias = gate_bias
+        gp = &bias[0]
+        bias = up_bias
+        upp = &bias[0]
+    cdef float[:, ::1] scratch = np.empty((threads, matmul_scratch_floats()), np.float32)
+    cdef const KernelTable* table = kernels()
+    cdef int th
+    for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
+        table.swiglu_i8(th, threads, &gate.matrix, &up.matrix, &a, gp, upp, &out, m, &scratch[th, 0])
+    return parts_of(result, m)
 
 
 def embed(PackedWeights w not None, const int32_t[::1] ids not None, int threads=1):
@@ -206,9 +248,9 @@ cdef class KVStore:
 
     def attend(
         self, BatchView view not None, const float[:, :, ::1] q not None, float scale, float soft_cap=0, int window=0,
-        int threads=1,
+        int threads=1, bint quantised=False,
     ):
-        """q [tokens, heads, head_dim] -> attention output of the same shape."""
+        """q [tokens, heads, head_dim] -> attention output of the same shape; quantised: and what `quantise` makes of it."""
         if q.shape[0] != view.n_tokens or q.shape[1] % self.kv.n_kv_heads or q.shape[2] != self.kv.head_dim:
             raise ValueError("shapes differ")
         out = np.empty((q.shape[0], q.shape[1], q.shape[2]), np.float32)
@@ -219,11 +261,18 @@ cdef class KVStore:
         cdef AttentionParams p
         p.n_heads, p.scale, p.soft_cap, p.window = <int>q.shape[1], scale, soft_cap, window
         cdef Py_ssize_t ld = q.shape[1] * q.shape[2]
+        if quantised and ld // self.kv.n_kv_heads % QBLOCK:
+            raise ValueError(f"the heads of a group fill no blocks of {QBLOCK}")
+        blocks = empty_blocks(q.shape[0], ld) if quantised else None
+        cdef Activations a = Activations(block=<QuantBlock*><uintptr_t>(blocks.ctypes.data if quantised else 0))
+        cdef const Activations* ap = &a if quantised else NULL
         cdef const KernelTable* table = kernels()
         cdef int th
         for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
-            table.attention(th, threads, &rows, &self.kv, &p, &q[0, 0, 0], ld, &out_[0, 0, 0], ld, &scratch[th, 0])
-        return out
+            table.attention(
+                th, threads, &rows, &self.kv, &p, &q[0, 0, 0], ld, &out_[0, 0, 0], ld, ap, &scratch[th, 0],
+            )
+        return (out, parts_of(blocks, q.shape[0])) if quantised else out
 
 
 def argmax(const float[::1] x not None):

@@ -29,7 +29,7 @@ MAX_DOT_ROUNDS = 8192
 
 cdef enum:
     UNIT = 512
-    CHUNK = 1 << 16         # units that a timed piece of `read` has: 32 MiB, some milliseconds
+    CHUNK = 1 << 20         # units that a timed piece of `read` has: 512 MiB, of which no cache holds much
     MOST_THREADS = 1024
 
 

@@ -125,6 +125,13 @@ cdef class CpuExecutor:
     cdef float* zeros(self, Py_ssize_t n) except NULL:
         return self.floats(np.zeros(max(n, 1), np.float32))
 
+    cdef QuantBlock* quant_blocks(self, Py_ssize_t m, Py_ssize_t k) except NULL:
+        cdef uint8_t[::1] blocks = np.zeros(
+            max((m + TILE_ROWS - 1) // TILE_ROWS * (k // QBLOCK), 1) * sizeof(QuantBlock), np.uint8,
+        )
+        self.keep.append(blocks)
+        return <QuantBlock*>&blocks[0]
+
     cdef bind_layer(self, int i, weights, spec):
         cdef Layer* layer = &self.layers[i]
         m = weights.matrices
@@ -175,16 +182,13 @@ cdef class CpuExecutor:
     cdef allocate_buffers(self):
         cdef Buffers* b = &self.b
         cdef Py_ssize_t t = self.max_tokens, k
-        cdef uint8_t[::1] blocks
         k = max(self.hidden, self.n_heads * self.head_dim, self.ffn)
         b.ld_h, b.ld_q, b.ld_kv = k, padded(self.n_heads * self.head_dim), padded(self.n_kv_heads * self.head_dim)
         b.ld_d, b.ld_f, b.ld_v = padded(self.hidden), padded(self.ffn), padded(self.output.n)
         b.x, b.h, b.delta = self.zeros(t * self.hidden), self.zeros(t * b.ld_h), self.zeros(t * b.ld_d)
         b.q, b.k, b.v = self.zeros(t * b.ld_q), self.zeros(t * b.ld_kv), self.zeros(t * b.ld_kv)
         b.gate, b.up = self.zeros(t * b.ld_f), self.zeros(t * b.ld_f)
-        blocks = np.zeros(max((t + TILE_ROWS - 1) // TILE_ROWS * (k // QBLOCK), 1) * sizeof(QuantBlock), np.uint8)
-        b.a.block = <QuantBlock*>&blocks[0]
-        self.keep.append(blocks)
+        b.a.block, b.f.block = self.quant_blocks(t, k), self.quant_blocks(t, self.ffn)
         self.scratch_floats = padded(max(matmul_scratch_floats(), attention_scratch_floats(self.head_dim)))
         self.scratch = self.zeros(self.threads * self.scratch_floats)
 
@@ -312,6 +316,8 @@ cdef class CpuExecutor:
         cdef Buffers* b = &self.b
         cdef Py_ssize_t m = rows.n_tokens
         cdef int d = self.head_dim
+        # whether a KV group's output fills whole blocks, so that who computes it can quantise it
+        cdef bint own_blocks = self.in_integers(w.o) and self.n_heads // self.n_kv_heads * d % QBLOCK == 0
         self.table.add_rmsnorm(th, nth, b.x, delta, b.ld_d, bias, w.attn_norm, b.h, m, self.hidden, self.eps)
         if self.in_integers(w.q) or self.in_integers(w.k) or self.in_integers(w.v):
             self.quantise_normed(th, nth, m)
@@ -326,10 +332,10 @@ cdef class CpuExecutor:
         self.meet(th, nth, ROPE)
         self.table.attention(
             th, nth, rows, &w.kv, &w.attention, b.q, b.ld_q, b.h, self.n_heads * d,
-            self.scratch + th * self.scratch_floats,
+            &b.a if own_blocks else NULL, self.scratch + th * self.scratch_floats,
         )
         self.meet(th, nth, ATTENTION)
-        if self.in_integers(w.o):
+        if self.in_integers(w.o) and not own_blocks:
             self.table.quantise(th, nth, b.h, self.n_heads * d, m, self.n_heads * d, &b.a, False)
             self.meet(th, nth, ATTENTION)
         self.multiply(th, nth, w.o, b.h, self.n_heads * d, b.delta, b.ld_d, m)
@@ -344,6 +350,16 @@ cdef class CpuExecutor:
         if self.in_integers(w.gate) or self.in_integers(w.up):
             self.quantise_normed(th, nth, m)
         self.meet(th, nth, NORM)
+        if self.in_integers(w.gate) and self.in_integers(w.up) and self.in_integers(w.down):
+            self.table.swiglu_i8(
+                th, nth, w.gate, w.up, &b.a, w.gate_bias, w.up_bias, &b.f, m, self.scratch + th * self.scratch_floats,
+            )
+            self.meet(th, nth, GATE_UP)
+            self.table.matmul_i8(
+                th, nth, w.down, &b.f, b.delta, b.ld_d, m, self.scratch + th * self.scratch_floats,
+            )
+            self.meet(th, nth, DOWN)
+            return
         self.multiply(th, nth, w.gate, b.h, self.hidden, b.gate, b.ld_f, m)
         self.multiply(th, nth, w.up, b.h, self.hidden, b.up, b.ld_f, m)
         self.meet(th, nth, GATE_UP)

@@ -64,3 +64,4 @@ cdef struct Buffers:
     float* logits           # [rows, ld_v]
     Py_ssize_t ld_h, ld_q, ld_kv, ld_d, ld_f, ld_v
     Activations a           # h in int8
+    Activations f           # SwiGLU's output in int8, where gate, up and down are all multiplied in integers

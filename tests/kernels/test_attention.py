@@ -97,3 +97,20 @@ def test_half_conversion_rounds_to_nearest_even(isa):
         want = values.astype(np.float16)
     np.testing.assert_array_equal(store.k[0, 0, :, 0].view(np.uint16), want.view(np.uint16))
     np.testing.assert_array_equal(store.v[0, 0, 0, : values.size].view(np.uint16), want.view(np.uint16))
+
+
+@pytest.mark.parametrize(("group", "d"), [(3, 64), (1, 32), (2, 48), (4, 80)])
+def test_attention_quantises_its_output_as_quantise_does(rng, group, d):
+    """Chunks and decode rows that share tiles of eight rows, whoever computes them."""
+    s = Sequences(rng, [100, 9, 33], group * 2, 2, d, 32, "fp16")
+    s.run([(0, 0, 60), (1, 0, 8), (2, 0, 32)])
+    view = BatchView(3, 4096, s.tables)
+    for i, first, n in ((0, 60, 40), (1, 8, 1), (2, 32, 1)):
+        view.add_row(i, first, np.zeros(n, np.int32), 1)
+    q = rng.standard_normal((42, group * 2, d)).astype(np.float32)
+    for threads in (1, 2, 3):
+        out, parts = s.store.attend(view, q, 0.2, threads=threads, quantised=True)
+        for got, want in zip(parts, ops.quantise(out.reshape(42, -1)), strict=True):
+            np.testing.assert_array_equal(got, want)
+    with pytest.raises(ValueError, match="blocks of 32"):
+        Sequences(rng, [1], 1, 1, 16, 16).store.attend(view, q[:, :1, :16].copy(), 0.2, quantised=True)

@@ -128,3 +128,39 @@ def test_quantise_equals_reference(isa, seed, m, blocks, scale):
     np.testing.assert_allclose(
         dsum, (d * total).reshape(m, -1, 2).sum(axis=2), rtol=1e-5, atol=1e-5 * np.abs(d * total).max()
     )
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+@pytest.mark.parametrize("biased", [False, True])
+def test_swiglu_in_int8_is_matmul_swiglu_and_quantise_bit_for_bit(rng, kind, biased):
+    """At every row count of a tile, past several tiles, and past what one pass over the rows takes."""
+    for n, k in ((96, 256), (32, 1280)):
+        gate, up = make(rng, kind, n, k)[0], make(rng, kind, n, k)[0]
+        biases = [rng.standard_normal(n).astype(np.float32) if biased else None for _ in range(2)]
+        x = rng.standard_normal((300, k)).astype(np.float32)
+        h = ops.swiglu(ops.matmul(gate, x, True), ops.matmul(up, x, True), *biases)
+        want = ops.quantise(h)
+        for m in [*range(1, 19), 64, 255, 256, 257, 300]:
+            got = ops.swiglu_i8(gate, up, x[:m], *biases, threads=1 + m % 3)
+            for a, b in zip(got, want, strict=True):
+                np.testing.assert_array_equal(a, b[:m])
+
+
+def test_swiglu_in_int8_equals_reference(rng):
+    gate, w_gate = make(rng, "Q4_1", 64, 256)
+    up, w_up = make(rng, "Q4_1", 64, 256)
+    x = rng.standard_normal((5, 256)).astype(np.float32)
+    q, d = ops.quantise(x)[:2]
+    want = reference.swiglu(*(reference.matmul_fast(q, d, w).astype(np.float32) for w in (w_gate, w_up)))
+    got_q, got_d = ops.swiglu_i8(gate, up, x)[:2]
+    got = got_q.reshape(5, -1, 16) * got_d[..., None]
+    step = np.abs(want.reshape(5, -1, 16)).max(-1, keepdims=True) / 127
+    assert (np.abs(got - want.reshape(5, -1, 16)) <= 0.51 * step + 1e-5 * np.abs(want).max()).all()
+
+
+def test_swiglu_in_int8_refuses_what_it_cannot_hold(rng):
+    gate, odd, floats = make(rng, "Q4_0", 32, 64)[0], make(rng, "Q4_0", 37, 64)[0], make(rng, "F16", 32, 64)[0]
+    x, bias = np.ones((1, 64), np.float32), np.ones(32, np.float32)
+    for args in ((odd, odd, x), (gate, odd, x), (floats, floats, x), (gate, gate, x[:, :32]), (gate, gate, x, bias)):
+        with pytest.raises(ValueError, match="SwiGLU"):
+            ops.swiglu_i8(*args)

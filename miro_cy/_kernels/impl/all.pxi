@@ -21,6 +21,7 @@ TABLE.pack_q4 = pack_q4
 TABLE.pack_q6_k = pack_q6_k
 TABLE.matmul_f32 = matmul_f32
 TABLE.matmul_i8 = matmul_i8
+TABLE.swiglu_i8 = swiglu_i8
 TABLE.embed = embed
 TABLE.quantise = quantise
 TABLE.add_rmsnorm = add_rmsnorm

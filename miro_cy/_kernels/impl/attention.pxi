@@ -7,7 +7,19 @@
 
 cdef enum:
     ATTN_ROWS = 48              # query rows (positions x heads of a KV group) a work item covers
+    FEW_ROWS = 16               # rows up to which an item waits for memory, and prefetches
     KV_PANELS = 4               # most panels a tile covers: the keys of a KV_TILE
+
+
+cdef struct ItemPlace:
+    # which part of the batch an item is
+    int row                     # of the batch
+    int i                       # of the row's items: chunk by chunk, in each the KV heads
+    const int32_t* table
+    int head                    # KV head
+    int first                   # position of its first token
+    int n_tok
+    Py_ssize_t token            # its first token's number in the batch
 
 
 cdef struct AttentionItem:
@@ -27,6 +39,7 @@ cdef struct AttentionItem:
     float* o_all                # the same, over all ranges so far
     float* m_all
     float* l_all
+    const ItemPlace* next       # of the item that comes after this one; its table is NULL if none does
 
 
 cdef inline vf load_kv(const int dtype, const void* p, Py_ssize_t i) noexcept nogil:
@@ -48,7 +61,13 @@ cdef struct KVTile:
     bint first                  # start from 0 instead of c
 
 
-cdef inline void kv_tile(const int dtype, const int mr, const int np, const KVTile* t, int row, int panel) noexcept nogil:
+cdef inline Py_ssize_t element_size(int dtype) noexcept nogil:
+    return 2 if dtype == KV_F16 else 4
+
+
+cdef inline void kv_tile(
+    const int dtype, const int mr, const int np, const KVTile* t, int row, int panel,
+) noexcept nogil:
     """c[mr][np * 16] = (c +) a[mr][n] w[n][np * 16], one chain along n an element. QK^T and PV alike."""
     cdef vf acc[24]             # every tile shape compiles everywhere; those in use keep to the registers
     cdef vf wv[16]
@@ -145,11 +164,16 @@ cdef inline int first_key(const AttentionParams* p, int position) noexcept nogil
     return max(0, position - p.window + 1) if p.window > 0 else 0
 
 
+cdef inline int first_tile(const AttentionParams* p, int position) noexcept nogil:
+    """Where the first tile begins that is read for a position."""
+    return first_key(p, position) // KV_TILE * KV_TILE
+
+
 cdef bint blocks_exist(const AttentionItem* it, Py_ssize_t table_size) noexcept nogil:
     """For the debug build: every block that the item reads is in its table, and in the pool."""
     cdef int i, bs = it.kv.block_size
     cdef int last = it.first + it.rows // it.group - 1
-    for i in range(first_key(it.p, it.first) // KV_RANGE * KV_RANGE // bs, last // bs + 1):
+    for i in range(first_tile(it.p, it.first) // bs, last // bs + 1):
         MIRO_INDEX(i, table_size)
         MIRO_INDEX(it.table[i], it.kv.n_blocks)
     return True
@@ -174,6 +198,25 @@ cdef void score_tile(AttentionItem* it, int t0, int last) noexcept nogil:
     t.n = kv.head_dim
     t.first = True
     kv_rows_any(kv.dtype, &t, it.rows, panels)
+
+
+cdef void prefetch_keys(const KVCache* kv, const int32_t* table, int head, int t0, int last) noexcept nogil:
+    """Ask for the keys of the tile at t0, up to token `last`."""
+    cdef int b
+    cdef Py_ssize_t i, size = element_size(kv.dtype), n = <Py_ssize_t>kv.head_dim * kv.block_size
+    for b in range(t0 // kv.block_size, min(t0 + KV_TILE - 1, last) // kv.block_size + 1):
+        for i in range(0, n * size, 64):
+            mi_prefetch(<const uint8_t*>kv.k + (table[b] * kv.k_block + head * n) * size + i)
+
+
+cdef void prefetch_values(const KVCache* kv, const int32_t* table, int head, int t0, int last) noexcept nogil:
+    """Alike for the values."""
+    cdef int b, bs = kv.block_size
+    cdef Py_ssize_t i, base, size = element_size(kv.dtype)
+    for b in range(t0 // bs, min(t0 + KV_TILE - 1, last) // bs + 1):
+        base = (table[b] * kv.v_block + <Py_ssize_t>head * bs * kv.v_dim) * size
+        for i in range(0, <Py_ssize_t>min(bs, last + 1 - b * bs) * kv.v_dim * size, 64):
+            mi_prefetch(<const uint8_t*>kv.v + base + i)
 
 
 cdef inline void mask_row(float* s, int lo, int hi) noexcept nogil:
@@ -247,7 +290,14 @@ cdef void attend_tile(AttentionItem* it, int t0) noexcept nogil:
     cdef int seen_by_all = 0    # tokens of the tile, from its start, that every row sees
     if first_key(it.p, last) <= t0:
         seen_by_all = max(0, min(KV_TILE, it.first + 1 - t0))
+    if it.rows <= FEW_ROWS:     # more rows take longer to compute than the memory takes to answer
+        prefetch_values(it.kv, it.table, it.head, t0, last)
     score_tile(it, t0, last)
+    if it.rows <= FEW_ROWS:
+        if t0 + KV_TILE <= last:
+            prefetch_keys(it.kv, it.table, it.head, t0 + KV_TILE, last)
+        elif it.next.table != NULL:
+            prefetch_keys(it.kv, it.next.table, it.next.head, first_tile(it.p, it.next.first), it.next.first)
     for i in range(positions):
         lo = max(0, first_key(it.p, it.first + i) - t0)
         hi = min(KV_TILE, it.first + i + 1 - t0)
@@ -306,7 +356,8 @@ cdef void attend(AttentionItem* it) noexcept nogil:
             t = g * KV_RANGE + r * KV_TILE
             if t > last:
                 break
-            attend_tile(it, t)
+            if t >= first_tile(it.p, it.first):     # what has left the window may have no blocks any more
+                attend_tile(it, t)
         merge_range(it)
 
 
@@ -330,17 +381,56 @@ cdef void attend_rows(AttentionItem* it, const float* q, Py_ssize_t ldq, float* 
             dst[j] = src[j] * inverse
 
 
+cdef void quantise_output(
+    const AttentionItem* it, const float* out, Py_ssize_t ldo, Py_ssize_t token, const Activations* quantised,
+) noexcept nogil:
+    """The item's part of out, its first row being `token`, in int8: nobody else writes those rows of those blocks."""
+    cdef int width = it.group * it.kv.head_dim, b
+    cdef Py_ssize_t t, nb = it.p.n_heads * it.kv.head_dim // QBLOCK
+    MIRO_ASSERT(width % QBLOCK == 0)
+    for t in range(token, token + it.rows // it.group):
+        for b in range(it.head * width // QBLOCK, (it.head + 1) * width // QBLOCK):
+            quantise_rows(
+                out + t * ldo + b * QBLOCK, ldo, 1, <int>(t % TILE_ROWS), quantised.block + t // TILE_ROWS * nb + b,
+            )
+
+
+cdef void place_item(
+    const BatchRows* batch, const KVCache* kv, int span, int row, int i, ItemPlace* at,
+) noexcept nogil:
+    """The i-th item counted from the first of `row`; a NULL table when the batch has none so far on."""
+    cdef int n
+    at.table = NULL
+    while row < batch.n_rows:
+        n = (batch.n_tok[row] + span - 1) // span * kv.n_kv_heads
+        if i < n:
+            MIRO_INDEX(batch.slot[row], batch.n_slots)
+            MIRO_SPAN(batch.offset[row], batch.n_tok[row], batch.n_tokens)
+            MIRO_ASSERT(batch.first_pos[row] >= 0)
+            n = i // kv.n_kv_heads * span
+            at.row, at.i = row, i
+            at.table = batch.table + batch.slot[row] * batch.table_stride
+            at.head = i % kv.n_kv_heads
+            at.first = batch.first_pos[row] + n
+            at.n_tok = min(span, batch.n_tok[row] - n)
+            at.token = batch.offset[row] + n
+            return
+        i -= n
+        row += 1
+
+
 cdef void attention(
     int th, int nth, const BatchRows* batch, const KVCache* kv, const AttentionParams* p, const float* q,
-    Py_ssize_t ldq, float* out, Py_ssize_t ldo, float* scratch,
+    Py_ssize_t ldq, float* out, Py_ssize_t ldo, const Activations* quantised, float* scratch,
 ) noexcept nogil:
     cdef AttentionItem it
+    cdef ItemPlace at, after
     cdef int group = p.n_heads // kv.n_kv_heads
     cdef int span = max(1, ATTN_ROWS // group)          # positions an item covers
-    cdef int r, i, chunks, n, item = 0
     it.kv = kv
     it.p = p
     it.group = group
+    it.next = &after
     it.s = scratch
     it.q = it.s + span * group * KV_TILE
     it.o = it.q + span * group * kv.head_dim
@@ -351,22 +441,15 @@ cdef void attention(
     it.l_all = it.m_all + span * group
     MIRO_ASSERT(KV_TILE % kv.block_size == 0)
     MIRO_SPAN(0, it.l_all + span * group - scratch, attention_scratch_floats(kv.head_dim))
-    for r in range(batch.n_rows):
-        MIRO_INDEX(batch.slot[r], batch.n_slots)
-        MIRO_SPAN(batch.offset[r], batch.n_tok[r], batch.n_tokens)
-        MIRO_ASSERT(batch.first_pos[r] >= 0)
-        it.table = batch.table + batch.slot[r] * batch.table_stride
-        chunks = (batch.n_tok[r] + span - 1) // span
-        for i in range(chunks * kv.n_kv_heads):
-            item += 1
-            if item % nth != th:
-                continue
-            n = (i // kv.n_kv_heads) * span
-            it.head = i % kv.n_kv_heads
-            it.first = batch.first_pos[r] + n
-            it.rows = min(span, batch.n_tok[r] - n) * group
-            MIRO_ASSERT(blocks_exist(&it, batch.table_stride))
-            attend_rows(&it, q + (batch.offset[r] + n) * ldq, ldq, out + (batch.offset[r] + n) * ldo, ldo)
+    place_item(batch, kv, span, 0, th, &at)
+    while at.table != NULL:
+        place_item(batch, kv, span, at.row, at.i + nth, &after)
+        it.table, it.head, it.first, it.rows = at.table, at.head, at.first, at.n_tok * group
+        MIRO_ASSERT(blocks_exist(&it, batch.table_stride))
+        attend_rows(&it, q + at.token * ldq, ldq, out + at.token * ldo, ldo)
+        if quantised != NULL:
+            quantise_output(&it, out, ldo, at.token, quantised)
+        at = after
 
 
 cdef inline void store_kv(int dtype, void* p, Py_ssize_t i, float x) noexcept nogil:

@@ -2,6 +2,21 @@
 
 cdef enum:
     VOCAB_CHUNK = 4096
+    DRAW_CHUNK = 256        # ids whose probabilities a draw sums before it looks closer
+    SCAN = 64               # values looked at together
+
+
+cdef inline bint any_from(const float* x, float least, bint above) noexcept nogil:
+    """Whether one of SCAN values is above `least`, or equal to it."""
+    cdef int32_t hit = 0
+    cdef int j
+    if above:
+        for j in range(SCAN):
+            hit |= x[j] > least
+    else:
+        for j in range(SCAN):
+            hit |= x[j] == least
+    return hit != 0
 
 
 cdef int32_t argmax(const float* x, Py_ssize_t n) noexcept nogil:
@@ -22,10 +37,12 @@ cdef int32_t argmax(const float* x, Py_ssize_t n) noexcept nogil:
         top = lane[j] if lane[j] > top else top
     if bad or top == -INFINITY:
         return -1
-    for i in range(n):
-        if x[i] == top:
-            return <int32_t>i
-    return -1
+    i = 0
+    while i + SCAN <= n and not any_from(x + i, top, False):
+        i += SCAN
+    while x[i] != top:
+        i += 1
+    return <int32_t>i
 
 
 cdef inline float chunk_max(const float* x, Py_ssize_t n) noexcept nogil:
@@ -109,11 +126,17 @@ cdef void top_k(const float* x, Py_ssize_t n, Candidate* out, Py_ssize_t k) noex
         out[i].id = <int32_t>i
     for i in range(k // 2 - 1, -1, -1):
         sift_down(out, i, k)
-    for i in range(k, n):
-        if x[i] > out[0].value:         # a tie never displaces: its id is higher
-            out[0].value = x[i]
-            out[0].id = <int32_t>i
-            sift_down(out, 0, k)
+    i = k
+    while i < n:
+        if i + SCAN <= n and not any_from(x + i, out[0].value, True):
+            i += SCAN
+            continue
+        for i in range(i, min(i + SCAN, n)):
+            if x[i] > out[0].value:     # a tie never displaces: its id is higher
+                out[0].value = x[i]
+                out[0].id = <int32_t>i
+                sift_down(out, 0, k)
+        i += 1
     for j in range(k - 1, 0, -1):       # heap sort: worst to the end
         item = out[0]
         out[0] = out[j]
@@ -121,19 +144,52 @@ cdef void top_k(const float* x, Py_ssize_t n, Candidate* out, Py_ssize_t k) noex
         sift_down(out, 0, j)
 
 
+cdef inline float mass_of(const float* x, Py_ssize_t n, float inv_temperature, float lse) noexcept nogil:
+    """sum of exp(x * inv_temperature - lse)"""
+    cdef float lane[16]
+    cdef Py_ssize_t i, j, whole = n // 16 * 16
+    for j in range(16):
+        lane[j] = 0
+    for i in range(0, whole, 16):
+        for j in range(16):
+            lane[j] = lane[j] + expf_fast(mi_fma(x[i + j], inv_temperature, -lse))
+    for i in range(whole, n):
+        lane[i - whole] = lane[i - whole] + expf_fast(mi_fma(x[i], inv_temperature, -lse))
+    return fold16(lane)
+
+
 cdef int32_t draw(const float* x, Py_ssize_t n, float inv_temperature, float lse, double u) noexcept nogil:
-    cdef double total = 0
+    # Whole chunks are skipped by their sums; the chunk that reaches u is walked id by id. A sum over lanes may differ
+    # from one id after another in its last bits: a chunk in which the walk falls short gives its last possible id.
+    cdef double total = 0, mass
     cdef int32_t last = -1
     cdef float p
+    cdef Py_ssize_t c, i, size
+    for c in range((n + DRAW_CHUNK - 1) // DRAW_CHUNK):
+        size = min(DRAW_CHUNK, n - c * DRAW_CHUNK)
+        mass = mass_of(x + c * DRAW_CHUNK, size, inv_temperature, lse)
+        if total + mass < u and c < (n - 1) // DRAW_CHUNK:
+            total += mass
+            continue
+        for i in range(c * DRAW_CHUNK, c * DRAW_CHUNK + size):
+            p = expf_fast(mi_fma(x[i], inv_temperature, -lse))
+            if p > 0:
+                total += p
+                last = <int32_t>i
+                if total >= u:
+                    return last
+        if last >= 0:
+            return last
+    return last_possible(x, n, inv_temperature, lse)
+
+
+cdef int32_t last_possible(const float* x, Py_ssize_t n, float inv_temperature, float lse) noexcept nogil:
+    """The last id of probability above 0: rounding left the sum of all just short of what was drawn."""
     cdef Py_ssize_t i
-    for i in range(n):
-        p = expf_fast(mi_fma(x[i], inv_temperature, -lse))
-        if p > 0:
-            total += p
-            last = <int32_t>i
-            if total >= u:
-                return last
-    return last                         # rounding left the sum just short of u
+    for i in range(n - 1, -1, -1):
+        if expf_fast(mi_fma(x[i], inv_temperature, -lse)) > 0:
+            return <int32_t>i
+    return -1
 
 
 cdef float exp_row(float x) noexcept nogil:

@@ -2,6 +2,10 @@
 # additions over groups in ascending k for each output, continued from y between chunks. A row's bits depend on neither
 # row count nor tile.
 
+cdef enum:
+    FFN_ROWS = 256              # rows that swiglu_i8 takes at a time, whole tiles
+
+
 cdef int int_format(const PackedMatrix* w) noexcept nogil:
     if w.layout == LAYOUT_Q8:
         return BYTES
@@ -19,43 +23,108 @@ cdef void int_rows_of_tile(int fmt, int np, int rows, IntTile* t) noexcept nogil
         t.ahead = 0             # the weights are here now
 
 
-cdef void matmul_i8(
-    int th, int nth, const PackedMatrix* w, const Activations* x, float* y, Py_ssize_t ldy, Py_ssize_t m, float* scratch
+cdef struct IntOutput:
+    # where a run of panels of a matmul goes
+    float* y                    # of the first row and the first panel
+    Py_ssize_t ldy
+
+
+cdef void int_panels_of(
+    const PackedMatrix* w, Py_ssize_t p, int panels, const QuantBlock* x, Py_ssize_t m, const IntOutput* out,
+    float* scratch,
 ) noexcept nogil:
+    """All m rows, the first tile's blocks at x, against panels [p, p + panels), as many as a tile takes at once."""
     # scratch, for planes alone: the bytes of INT_BLOCKS blocks, then their scales
     cdef Plane plane
     cdef IntTile t
-    cdef int fmt = int_format(w), np
-    cdef Py_ssize_t nb = w.k // QBLOCK, first, p, c, i
+    cdef int fmt = int_format(w)
+    cdef Py_ssize_t nb = w.k // QBLOCK, first, c, i
     cdef Py_ssize_t chunks = 1 if m <= TILE_ROWS and fmt != PLANE else (nb + INT_BLOCKS - 1) // INT_BLOCKS
-    cdef Py_ssize_t end = share(w.n_panels, th + 1, nth)
-    MIRO_ASSERT(ldy >= w.n_panels * PANEL)
-    MIRO_ASSERT(w.zero == (8 if fmt == NIBBLES else 32 if fmt == PLANE else 0))
-    MIRO_SPAN(0, INT_BLOCKS * 512 // 4 + 2 * INT_BLOCKS * PANEL, matmul_scratch_floats())
     plane.scale = scratch + INT_BLOCKS * 512 // 4
     plane.minimum = NULL
     t.scale = plane.scale
     t.runs = QGROUP // 4 // w.steps
     t.steps = w.steps
-    t.ldy = ldy
+    t.ldy = out.ldy
     t.panel = w.panel_bytes
     t.stride = 512 if fmt == PLANE else w.block_bytes
+    MIRO_SPAN(p, panels, w.n_panels)
+    for c in range(chunks):
+        first = nb * c // chunks
+        t.blocks = nb * (c + 1) // chunks - first
+        t.first = c == 0
+        t.ahead = panels * w.panel_bytes if w.panel_bytes < FAR else PREFETCH
+        if fmt == PLANE:
+            MIRO_SPAN(0, t.blocks, INT_BLOCKS)
+            unpack_plane(w, p, first, t.blocks, <uint8_t*>scratch, &plane)
+            t.w, t.ahead = plane.q, 0
+        else:
+            t.w = w.data + p * w.panel_bytes + first * w.block_bytes
+        for i in range((m + TILE_ROWS - 1) // TILE_ROWS):
+            t.x = x + i * nb + first
+            t.y = out.y + i * TILE_ROWS * out.ldy
+            int_rows_of_tile(fmt, panels, <int>min(TILE_ROWS, m - i * TILE_ROWS), &t)
+
+
+cdef void matmul_i8(
+    int th, int nth, const PackedMatrix* w, const Activations* x, float* y, Py_ssize_t ldy, Py_ssize_t m, float* scratch
+) noexcept nogil:
+    cdef IntOutput out
+    cdef int fmt = int_format(w), np
+    cdef Py_ssize_t p, end = share(w.n_panels, th + 1, nth)
+    MIRO_ASSERT(ldy >= w.n_panels * PANEL)
+    MIRO_ASSERT(w.zero == (8 if fmt == NIBBLES else 32 if fmt == PLANE else 0))
+    MIRO_SPAN(0, INT_BLOCKS * 512 // 4 + 2 * INT_BLOCKS * PANEL, matmul_scratch_floats())
+    out.ldy = ldy
     p = share(w.n_panels, th, nth)
     while p < end:
         np = min(int_panels(fmt, <int>min(m, TILE_ROWS)), <int>(end - p))
-        for c in range(chunks):
-            first = nb * c // chunks
-            t.blocks = nb * (c + 1) // chunks - first
-            t.first = c == 0
-            t.ahead = np * w.panel_bytes if w.panel_bytes < FAR else PREFETCH
-            if fmt == PLANE:
-                MIRO_SPAN(0, t.blocks, INT_BLOCKS)
-                unpack_plane(w, p, first, t.blocks, <uint8_t*>scratch, &plane)
-                t.w, t.ahead = plane.q, 0
-            else:
-                t.w = w.data + p * w.panel_bytes + first * w.block_bytes
-            for i in range((m + TILE_ROWS - 1) // TILE_ROWS):
-                t.x = x.block + i * nb + first
-                t.y = y + i * TILE_ROWS * ldy + p * PANEL
-                int_rows_of_tile(fmt, np, <int>min(TILE_ROWS, m - i * TILE_ROWS), &t)
+        out.y = y + p * PANEL
+        int_panels_of(w, p, np, x.block, m, &out, scratch)
         p += np
+
+
+cdef void int_block_of(
+    const PackedMatrix* w, Py_ssize_t b, const QuantBlock* x, Py_ssize_t m, float* y, float* scratch,
+) noexcept nogil:
+    """y [m, 32] = the outputs [32 b, 32 b + 32) of x W^T."""
+    cdef IntOutput out
+    cdef int np = int_panels(int_format(w), <int>min(m, TILE_ROWS)), p = 0
+    out.ldy = QBLOCK
+    while p < QBLOCK // PANEL:
+        out.y = y + p * PANEL
+        int_panels_of(w, b * (QBLOCK // PANEL) + p, np, x, m, &out, scratch)
+        p += np
+
+
+cdef void swiglu_i8(
+    int th, int nth, const PackedMatrix* gate, const PackedMatrix* up, const Activations* x, const float* gate_bias,
+    const float* up_bias, const Activations* out, Py_ssize_t m, float* scratch,
+) noexcept nogil:
+    # Each 32 outputs of some rows go from both matmuls through SwiGLU into int8 without leaving the caches.
+    # scratch: gate and up of FFN_ROWS rows, one row of SwiGLU for each of a tile, then what int_panels_of needs
+    cdef Py_ssize_t b, r, i, rows, tile, nb = gate.n // QBLOCK, kb = gate.k // QBLOCK
+    cdef float* g = scratch
+    cdef float* u = g + FFN_ROWS * QBLOCK
+    cdef float* h = u + FFN_ROWS * QBLOCK
+    MIRO_ASSERT(gate.n % QBLOCK == 0)
+    MIRO_SPAN(
+        0, (2 * FFN_ROWS + TILE_ROWS) * QBLOCK + INT_BLOCKS * 512 // 4 + 2 * INT_BLOCKS * PANEL,
+        matmul_scratch_floats(),
+    )
+    r = 0
+    while r < m:
+        rows = min(FFN_ROWS, m - r)
+        for b in range(share(nb, th, nth), share(nb, th + 1, nth)):
+            int_block_of(gate, b, x.block + r // TILE_ROWS * kb, rows, g, h + TILE_ROWS * QBLOCK)
+            int_block_of(up, b, x.block + r // TILE_ROWS * kb, rows, u, h + TILE_ROWS * QBLOCK)
+            for tile in range(row_tiles(rows)):
+                i = tile * TILE_ROWS
+                swiglu_rows(
+                    g + i * QBLOCK, u + i * QBLOCK, QBLOCK, gate_bias, up_bias, b * QBLOCK, h, QBLOCK,
+                    min(TILE_ROWS, rows - i), QBLOCK,
+                )
+                quantise_rows(
+                    h, QBLOCK, <int>min(TILE_ROWS, rows - i), 0, out.block + (r // TILE_ROWS + tile) * nb + b,
+                )
+        r += FFN_ROWS

@@ -64,23 +64,28 @@ cdef inline Py_ssize_t share_of_blocks(Py_ssize_t m, Py_ssize_t nb, bint whole, 
     return share(row_tiles(m), th, nth) * nb if whole else share(row_tiles(m) * nb, th, nth)
 
 
+cdef void quantise_rows(const float* x, Py_ssize_t ldx, int rows, int at, QuantBlock* block) noexcept nogil:
+    """32 k of some rows into rows [at, at + rows) of a block."""
+    cdef int i, h
+    for i in range(rows):
+        for h in range(2):
+            quantise_group(
+                x + i * ldx + h * QGROUP, &block.q[at + i][h * QGROUP], &block.d[h][at + i], &block.sum[h][at + i],
+            )
+        block.dsum[at + i] = mi_fma(
+            block.d[1][at + i], <float>block.sum[1][at + i], block.d[0][at + i] * <float>block.sum[0][at + i],
+        )
+
+
 cdef void quantise(
     int th, int nth, const float* x, Py_ssize_t ldx, Py_ssize_t m, Py_ssize_t k, const Activations* out, bint whole,
 ) noexcept nogil:
-    cdef Py_ssize_t u, tile, b, row, nb = k // QBLOCK
-    cdef int i, h
-    cdef QuantBlock* block
+    cdef Py_ssize_t u, row, nb = k // QBLOCK
     for u in range(share_of_blocks(m, nb, whole, th, nth), share_of_blocks(m, nb, whole, th + 1, nth)):
-        tile, b, block = u // nb, u % nb, out.block + u
-        for i in range(<int>min(TILE_ROWS, m - tile * TILE_ROWS)):
-            row = tile * TILE_ROWS + i
-            for h in range(2):
-                quantise_group(
-                    x + row * ldx + b * QBLOCK + h * QGROUP, &block.q[i][h * QGROUP], &block.d[h][i], &block.sum[h][i],
-                )
-            block.dsum[i] = mi_fma(
-                block.d[1][i], <float>block.sum[1][i], block.d[0][i] * <float>block.sum[0][i],
-            )
+        row = u // nb * TILE_ROWS
+        quantise_rows(
+            x + row * ldx + u % nb * QBLOCK, ldx, <int>min(TILE_ROWS, m - row), 0, out.block + u,
+        )
 
 
 cdef void add_rmsnorm_row(
@@ -136,21 +141,32 @@ cdef void swiglu_row(
             y[i] = g / (<float>1.0 + expf_fast(-g)) * (up[i] + up_bias[i])
 
 
+cdef void swiglu_rows(
+    const float* gate, const float* up, Py_ssize_t ld, const float* gate_bias, const float* up_bias, Py_ssize_t at,
+    float* y, Py_ssize_t ldy, Py_ssize_t rows, Py_ssize_t n,
+) noexcept nogil:
+    """n elements of some rows; at: where they lie in the biases."""
+    cdef const float* gate_at = NULL
+    cdef const float* up_at = NULL
+    cdef Py_ssize_t i
+    if gate_bias != NULL:
+        gate_at, up_at = gate_bias + at, up_bias + at
+    for i in range(rows):
+        swiglu_row(gate + i * ld, up + i * ld, gate_at, up_at, y + i * ldy, n)
+
+
 cdef void swiglu(
     int th, int nth, const float* gate, const float* up, Py_ssize_t ld, const float* gate_bias, const float* up_bias,
     float* y, Py_ssize_t ldy, Py_ssize_t m, Py_ssize_t k,
 ) noexcept nogil:
     # Shazeer 2020, "GLU Variants Improve Transformer". Shared out as `quantise` does, which may follow at once.
-    cdef Py_ssize_t u, i, at, n, blocks = (k + QBLOCK - 1) // QBLOCK
-    cdef const float* gate_at = NULL
-    cdef const float* up_at = NULL
+    cdef Py_ssize_t u, row, at, blocks = (k + QBLOCK - 1) // QBLOCK
     for u in range(share_of_blocks(m, blocks, False, th, nth), share_of_blocks(m, blocks, False, th + 1, nth)):
-        at = u % blocks * QBLOCK
-        n = min(QBLOCK, k - at)
-        if gate_bias != NULL:
-            gate_at, up_at = gate_bias + at, up_bias + at
-        for i in range(u // blocks * TILE_ROWS, min(m, (u // blocks + 1) * TILE_ROWS)):
-            swiglu_row(gate + i * ld + at, up + i * ld + at, gate_at, up_at, y + i * ldy + at, n)
+        row, at = u // blocks * TILE_ROWS, u % blocks * QBLOCK
+        swiglu_rows(
+            gate + row * ld + at, up + row * ld + at, ld, gate_bias, up_bias, at, y + row * ldy + at, ldy,
+            min(TILE_ROWS, m - row), min(QBLOCK, k - at),
+        )
 
 
 cdef inline void rope_head(float* x, int rope_dim, const float* cos, const float* sin) noexcept nogil:
