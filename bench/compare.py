@@ -1,135 +1,96 @@
-"""The engine beside llama.cpp (xllamacpp, extra [peers]), same file, threads and prompts, interleaved A B A B.
+"""The engine beside llama.cpp, same file and threads, interleaved A B A B; ratios of the rounds, median and spread.
 
-Both answer whole requests: miro through Engine.generate, llama.cpp through its own HTTP server in this process. Prompt
-speed is that of one 512-token prompt; decode speed is all tokens after the first of each request over the longest time
-that a request took for them, for 1 and for 8 requests at once.
+Two kinds of llama.cpp. The xllamacpp wheel (extra [peers]) runs its HTTP server in this process; both then answer whole
+requests. With --native, a folder with llama-bench and llama-batched-bench, miro's figures are those of its steps.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
-import sys
-import threading
-import time
-import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
+import click
 
-from miro_cy import Engine, SamplingParams
-from miro_cy._kernels.select import active_isa
+from miro_client.cli.bench_counts import Counts, joined
+from miro_client.cli.console import Failure, Progress
+from miro_cy.errors import MiroError
 from miro_cy.hub import resolve
+from miro_cy.inspect import inspect_model
 from miro_cy.machine import default_threads
+from peers.engines import by_requests, by_steps, context_of
+from peers.measure import measure
+from peers.native import Native
+from peers.result import lines_of, result_of, save
+from peers.wheel import Wheel
+from peers.works import SHORT, Chosen, PeerError, System
 
-PROMPT = 512
-SHORT = 16
-NEW = 64
-
-
-class System(Protocol):
-    def prompt(self, ids: list[int]) -> float:
-        """Tokens a second of one prompt."""
-
-    def decode(self, prompts: list[list[int]]) -> float:
-        """Tokens a second of decoding all prompts at once, NEW tokens each."""
-
-
-class Miro:
-    def __init__(self, path: Path, threads: int) -> None:
-        self.engine = Engine.load(path, threads=threads, max_context=2048, kv_memory="auto")
-
-    def prompt(self, ids: list[int]) -> float:
-        done = self.engine.generate({"tokens": ids}, SamplingParams(temperature=0, max_tokens=1))
-        return 1000 * len(ids) / done.timing.prefill_ms
-
-    def decode(self, prompts: list[list[int]]) -> float:
-        params = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
-        done = self.engine.generate([{"tokens": ids} for ids in prompts], params)
-        return 1000 * (NEW - 1) * len(prompts) / max(c.timing.decode_ms for c in done)
+#: What is compared unless something is chosen.
+ALL = {"prompts": (512, 256), "requests": (1, 8, 16, 32), "depths": (1900,), "load": True}
+LOAD_STEPS = "start to first token"
+LOAD_SERVER = "load to ready"
 
 
-class LlamaCpp:
-    def __init__(self, path: Path, threads: int, slots: int) -> None:
-        import xllamacpp
-
-        params = xllamacpp.CommonParams()
-        params.model.path = str(path)
-        params.n_ctx = 2048 * slots
-        params.n_parallel = slots
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-        self.server = xllamacpp.Server(params)
-        self.url = f"{self.server.listening_address}/completion"
-
-    def ask(self, ids: list[int], n: int) -> dict[str, Any]:
-        body = {"prompt": ids, "n_predict": n, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
-        request = urllib.request.Request(self.url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=600) as reply:
-            timings: dict[str, Any] = json.load(reply)["timings"]
-            return timings
-
-    def prompt(self, ids: list[int]) -> float:
-        return float(self.ask(ids, 1)["prompt_per_second"])
-
-    def decode(self, prompts: list[list[int]]) -> float:
-        timings: list[dict[str, Any]] = []
-        threads = [threading.Thread(target=lambda ids=ids: timings.append(self.ask(ids, NEW))) for ids in prompts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return 1000 * (NEW - 1) * len(prompts) / max(t["predicted_ms"] for t in timings)
-
-
-def measure(systems: dict[str, System], rounds: int, vocab: int) -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-
-    def ids(n: int) -> list[int]:
-        return [int(i) for i in rng.integers(100, vocab, n)]
-
-    works = {
-        f"prompt of {PROMPT}": lambda system: system.prompt(ids(PROMPT)),
-        "decode, 1 request": lambda system: system.decode([ids(SHORT)]),
-        "decode, 8 requests": lambda system: system.decode([ids(SHORT) for _ in range(8)]),
-    }
-    results: dict[str, Any] = {}
-    for work, run in works.items():
-        figures: dict[str, list[float]] = {name: [] for name in systems}
-        for round_ in range(rounds + 1):
-            for name, system in systems.items():
-                figure = run(system)
-                if round_:  # the first round warms up
-                    figures[name].append(figure)
-            time.sleep(0.2)
-        results[work] = {name: statistics.median(values) for name, values in figures.items()}
-        if len(systems) > 1:
-            ratios = [a / b for a, b in zip(*figures.values(), strict=True)]
-            results[work]["ratio"] = statistics.median(ratios)
-            results[work]["spread"] = [min(ratios), max(ratios)]
-    return results
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("--threads", type=int, default=default_threads())
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    path = resolve(options.model)
-    miro = Miro(path, options.threads)
-    systems: dict[str, System] = {"miro": miro, "llama.cpp": LlamaCpp(path, options.threads, 8)}
-    results = measure(systems, options.rounds, miro.engine.vocab_size)
-    if options.json:
-        json.dump({"isa": active_isa(), "threads": options.threads, "tok/s": results}, sys.stdout, indent=1)
+@contextmanager
+def systems(path: Path, chosen: Chosen, threads: int, native: Path | None) -> Iterator[tuple[System, System]]:
+    """Both, ready."""
+    if native is not None:
+        peer = Native(native, path, threads)
+        with by_steps(path, chosen, threads) as miro:
+            yield miro, peer
         return
-    print(f"{path.name}: {active_isa()}, {options.threads} threads, {options.rounds} rounds; tok/s")
-    for work, row in results.items():
-        low, high = row["spread"]
-        print(f"{work:>20}  miro {row['miro']:8.1f}  llama.cpp {row['llama.cpp']:8.1f}", end="")
-        print(f"  ratio {row['ratio']:5.2f} ({low:.2f}-{high:.2f})")
+    about = inspect_model(path)
+    slots, context = max(chosen.requests, default=1), min(context_of(chosen), about.max_context)
+    with by_requests(path, chosen, threads) as engine:
+        yield engine, Wheel(path, context=context, slots=slots, threads=threads, vocab_size=about.vocab_size)
+
+
+@click.command(help=__doc__)
+@click.argument("model")
+@click.option("--native", type=click.Path(path_type=Path), metavar="DIR", help="Folder of llama.cpp's own programs.")
+@click.option(
+    "--prompt", "prompts", type=Counts(1, 2**20), multiple=True, callback=joined, metavar="LIST",
+    help="Lengths of prompts, as 256,512.",
+)  # fmt: skip
+@click.option(
+    "--requests", type=Counts(1, 256), multiple=True, callback=joined, metavar="LIST",
+    help="How many requests decode at once, as 1-8,16.",
+)  # fmt: skip
+@click.option(
+    "--depth", "depths", type=Counts(SHORT + 1, 2**20), multiple=True, callback=joined, metavar="LIST",
+    help=f"Tokens before a decode of one request; attention is what a token takes more than at depth {SHORT}.",
+)  # fmt: skip
+@click.option("--load", is_flag=True, help="Compare loading. Without any of these four, all of them are compared.")
+@click.option("--threads", type=click.IntRange(1, 1024), default=default_threads, metavar="N")
+@click.option("--rounds", type=click.IntRange(1, 1000), default=5, show_default=True, metavar="N")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+@click.option("--save", "keep", is_flag=True, help="Write the result into bench/results too.")
+def main(model: str, native: Path | None, threads: int, rounds: int, as_json: bool, keep: bool, **options: Any) -> None:
+    chosen_options = options if any(options.values()) else ALL
+    title = (LOAD_SERVER if native is None else LOAD_STEPS) if chosen_options["load"] else None
+    chosen = Chosen(**{**chosen_options, "load": title})
+    progress = Progress("")
+    try:
+        path = resolve(model).absolute()
+        if not path.is_file():
+            raise PeerError("llama.cpp loads a GGUF file, not a folder")
+        works = chosen.works(inspect_model(path).layers)
+        with systems(path, chosen, threads, native) as (miro, peer):
+            rows = measure(miro, peer, works, rounds, tell=progress.show)
+            result = result_of(rows, peer, path, threads=threads, rounds=rounds)
+    except (PeerError, MiroError) as error:
+        raise Failure(str(error)) from error
+    finally:
+        progress.clear()
+    if keep:
+        click.echo(f"saved as bench/results/{save(result).name}", err=True)
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    for line in lines_of(result, peer.name):
+        click.echo(line)
 
 
 if __name__ == "__main__":

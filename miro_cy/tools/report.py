@@ -1,4 +1,5 @@
-"""What `miro bench --json` prints: one BenchReport. bench/README.md explains the fields to its readers.
+"""What `miro bench --json` prints: one BenchReport, to which the command adds `attention` and, when it compares,
+`compare`. bench/README.md explains the fields to its readers.
 
 A change of a field's meaning, or a field that goes, makes a new VERSION; a new field does not.
 """
@@ -15,6 +16,7 @@ from typing import Literal
 
 from miro_cy.tools.cost import Cost
 from miro_cy.tools.limits import Limits
+from miro_cy.tools.load import LoadSample
 
 FORMAT = "miro-bench"
 VERSION = 1
@@ -40,6 +42,7 @@ class Model:
     name: str
     format: str
     parameters: int
+    layers: int
     file_bytes: int
     packed_bytes: int
     compute: str
@@ -131,8 +134,29 @@ class Row:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Loading in processes of its own, the file in the page cache. seconds: of Engine.load; memory_bytes: resident
+    after it, less what was after the imports; pool_bytes: of the KV pool, which memory_bytes leaves out.
+    """
+
+    seconds: Spread
+    memory_bytes: Spread
+    pool_bytes: int
+
+    @classmethod
+    def of(cls, samples: Sequence[LoadSample]) -> Load:
+        return cls(
+            Spread.of([sample.seconds for sample in samples]),
+            Spread.of([sample.memory_bytes for sample in samples]),
+            samples[-1].pool_bytes,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
 class BenchReport:
+    """load: None unless asked for."""
+
     format: str = FORMAT
     format_version: int = VERSION
     miro: str
@@ -141,6 +165,7 @@ class BenchReport:
     settings: Settings
     limits: Limits
     rows: list[Row]
+    load: Load | None = None
 
 
 def this_machine(isa: str, threads: int) -> Machine:

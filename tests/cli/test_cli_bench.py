@@ -20,13 +20,13 @@ from click.testing import CliRunner
 from miro_client.cli import main
 from miro_client.cli.console import Progress
 from miro_cy import Engine
-from miro_cy.tools import bench, limits
+from miro_cy.tools import limits, steps
 from miro_worker import Worker
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "data" / "golden"
 FAST, EXACT = str(GOLDEN / "gguf" / "Q4_1.gguf"), str(GOLDEN / "hf" / "llama")
-QUICK = ["--prompt", "40", "--rows", "1", "--rows", "3", "--depth", "5", "--tokens", "4", "--repeat", "2"]
+QUICK = ["--prompt", "40", "--rows", "1,3", "--depth", "5", "--tokens", "4", "--repeat", "2"]
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,10 @@ def test_json_is_one_object(runner: CliRunner) -> None:
     result = runner.invoke(main, ["bench", EXACT, *QUICK, "--json"])
     assert (result.exit_code, result.stderr) == (0, "")
     report = json.loads(result.stdout)
-    assert list(report) == ["format", "format_version", "miro", "machine", "model", "settings", "limits", "rows"]
+    assert list(report) == [
+        *("format", "format_version", "miro", "machine", "model", "settings", "limits", "rows", "load", "attention"),
+    ]
+    assert (report["load"], report["attention"]) == (None, [])
     assert (report["model"]["name"], report["model"]["compute"]) == ("llama", "exact")
     assert [row["work"] for row in report["rows"]] == ["prompt", "decode", "decode"]
 
@@ -96,6 +99,15 @@ def test_options_reach_the_engine(runner: CliRunner) -> None:
         [FAST, "--connect", "default"],
         [FAST, "--rows", "0"],
         [FAST, "--rows", "257"],
+        [FAST, "--rows", "8-1"],
+        [FAST, "--rows", "1,,2"],
+        [FAST, "--depth", "1-1000000"],
+        [FAST, "--compare", "no-such-file"],
+        [FAST, "--compare", str(GOLDEN)],
+        [FAST, "--compare", FAST],
+        [FAST, "--compare", ""],
+        ["--connect", "ipc://a", "--load"],
+        ["--connect", "ipc://a", "--compare", "no-such-file"],
         [FAST, "--prompt", str(10**30)],
         ["--connect", "ipc://a", "--prompt", str(10**30)],
         ["--connect", "ipc://a", "--depth", str(2**24 + 1)],
@@ -133,7 +145,7 @@ def test_interrupt_closes_the_engine(runner: CliRunner, monkeypatch: pytest.Monk
     def interrupted(self: Any, work: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench._Bench, "run", interrupted)
+    monkeypatch.setattr(steps.StepBench, "run", interrupted)
     monkeypatch.setattr(Engine, "close", lambda self: (closed.append(self), close(self)))
     result = runner.invoke(main, ["bench", FAST, *QUICK])
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "")
@@ -160,13 +172,13 @@ LONG = ["--repeat", "1000", "--tokens", "400", "--rows", "1"]
 @pytest.mark.timeout(60)
 def test_real_interrupt() -> None:
     prelude = """
-from miro_cy.tools import bench, limits
+from miro_cy.tools import limits, steps
 limits.READ_BYTES = 1 << 20
-warm_up = bench._Bench.warm_up
+warm_up = steps.StepBench.warm_up
 def begun(self):
     warm_up(self)
     print("begun", flush=True)
-bench._Bench.warm_up = begun
+steps.StepBench.warm_up = begun
 """
     assert interrupted(prelude, [FAST, *LONG]) == (130, b"", b"")
 
@@ -191,7 +203,9 @@ def test_a_worker_is_measured_through_its_socket(runner: CliRunner, endpoint: st
     assert (result.exit_code, result.stderr) == (0, "")
     report = json.loads(result.stdout)
     assert (report["format"], report["format_version"]) == ("miro-bench", 1)
-    assert list(report) == ["format", "format_version", "miro", "worker", "machine", "model", "settings", "rows"]
+    assert list(report) == [
+        *("format", "format_version", "miro", "worker", "machine", "model", "settings", "rows", "attention"),
+    ]
     assert report["worker"]["endpoint"] == endpoint
     assert report["machine"]["threads"] == 1
     assert (report["model"]["name"], report["model"]["compute"], report["model"]["kv_dtype"]) == (
@@ -257,3 +271,120 @@ def test_profile(runner: CliRunner) -> None:
     assert sum(shares) == pytest.approx(100, abs=1)
     assert shares == sorted(shares, reverse=True)
     assert runner.invoke(main, ["bench", "--connect", "default", "--profile"]).exit_code == 2
+
+
+def test_rows_and_depths_in_one_value(runner: CliRunner) -> None:
+    arguments = [
+        "--prompt",
+        "8",
+        "--rows",
+        "1-2,4",
+        "--depth",
+        "5,9",
+        "--tokens",
+        "2",
+        "--repeat",
+        "1",
+        "--threads",
+        "1",
+    ]
+    result = runner.invoke(main, ["bench", FAST, *arguments])
+    assert (result.exit_code, result.stderr) == (0, "")
+    _, table, lines = result.stdout.split("\n\n")
+    assert [row.split()[2:4] for row in table.splitlines()[2:]] == [
+        [rows, depth] for depth in ("5", "9") for rows in ("1", "2", "4")
+    ]
+    assert [line.partition(":")[0] for line in lines.splitlines()] == [
+        "attention, 1 row", "attention, 2 rows", "attention, 4 rows",
+    ]  # fmt: skip
+    assert "more at depth 9 than at depth 5" in lines
+
+
+@pytest.fixture
+def earlier(runner: CliRunner, tmp_path: Path) -> Path:
+    """A report of small works, and of loading."""
+    result = runner.invoke(main, ["bench", FAST, *QUICK, "--threads", "1", "--load", "--json"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    path = tmp_path / "earlier.json"
+    path.write_text(result.stdout)
+    return path
+
+
+def test_compare_measures_the_works_of_the_earlier_report(runner: CliRunner, earlier: Path) -> None:
+    before = json.loads(earlier.read_text())
+    result = runner.invoke(
+        main, ["bench", FAST, "--compare", str(earlier), "--threads", "1", "--repeat", "1", "--json"]
+    )
+    assert (result.exit_code, result.stderr) == (0, "")
+    report = json.loads(result.stdout)
+    compared = report["compare"]
+    assert (compared["differences"], compared["only_now"], compared["only_earlier"]) == ([], [], [])
+    assert report["settings"]["tokens"] == 4
+    for now, then, found in zip(report["rows"], before["rows"], compared["rows"], strict=True):
+        assert (now["work"], now["rows"], now["depth"], now["tokens"]) == tuple(found.values())[:4]
+        assert found["tokens_per_second"] == pytest.approx(then["tokens_per_second"])
+        assert found["ratio"] == pytest.approx(now["tokens_per_second"] / then["tokens_per_second"])
+    seconds = [made["load"]["seconds"]["median"] for made in (report, before)]
+    assert compared["load"]["seconds_ratio"] == pytest.approx(seconds[0] / seconds[1])
+
+
+def test_compare_with_works_of_its_own_tells_what_has_no_partner(runner: CliRunner, earlier: Path) -> None:
+    arguments = ["--compare", str(earlier), *QUICK[:-2], "--rows", "2", "--repeat", "1", "--threads", "2"]
+    result = runner.invoke(main, ["bench", FAST, *arguments])
+    assert (result.exit_code, result.stderr) == (0, "")
+    heading, table = result.stdout.split("\n\n")
+    assert "warning: not the same conditions: machine.threads is 2, earlier 1" in heading
+    titles, prompt, one, three, two, *rest = table.splitlines()
+    assert titles.split()[7:9] == ["earlier", "ratio"]
+    assert all(float(line.split()[8]) >= 0 for line in (prompt, one, three))  # a number, not a dash
+    assert two.split()[7:9] == ["-", "-"]
+    assert rest == ["not measured earlier: decode of 2 x 4 at depth 5"]
+    result = runner.invoke(
+        main, ["bench", FAST, "--compare", str(earlier), "--prompt", "9", "--rows", "1", "--repeat", "1"]
+    )
+    assert "load" not in result.stdout
+    assert "measured earlier only: prompt of 40; decode of 1 x 4 at depth 5; decode of 3 x 4" in result.stdout
+
+
+def test_works_of_an_earlier_report_that_this_context_does_not_hold(runner: CliRunner, earlier: Path) -> None:
+    result = runner.invoke(main, ["bench", FAST, "--compare", str(earlier), "--max-context", "20"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "prompt of 40 needs a context of 41 tokens, this is 20" in result.stderr
+
+
+def test_a_worker_is_compared_with_an_engine(runner: CliRunner, endpoint: str, earlier: Path) -> None:
+    result = runner.invoke(main, ["bench", "--connect", endpoint, "--compare", str(earlier), "--repeat", "1", "--json"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    compared = json.loads(result.stdout)["compare"]
+    assert compared["differences"] == [{"field": "measured", "now": "a worker", "earlier": "an engine"}]
+    assert (len(compared["rows"]), compared["load"]) == (3, None)
+
+
+def test_load(runner: CliRunner) -> None:
+    result = runner.invoke(main, ["bench", FAST, *QUICK, "--load", "--threads", "1"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    (line,) = result.stdout.split("\n\n")[2].splitlines()
+    assert line.startswith("load: ")
+    assert " resident (" in line
+    assert " beside a KV pool of " in line
+
+
+def test_names_in_an_earlier_report_do_not_reach_the_terminal_as_they_are(
+    runner: CliRunner, earlier: Path, tmp_path: Path
+) -> None:
+    made = json.loads(earlier.read_text())
+    made["miro"] = made["machine"]["cpu"] = "\x1b[2J\r\n\ud800"
+    earlier.write_text(json.dumps(made))
+    for arguments in ([], ["--json"]):
+        result = runner.invoke(main, ["bench", FAST, "--compare", str(earlier), "--repeat", "1", *arguments])
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert "\x1b" not in result.stdout
+        assert "\r" not in result.stdout
+
+
+def test_one_row_at_a_depth_that_nearly_fills_the_context(runner: CliRunner, smollm2_path: Path) -> None:
+    arguments = ["--prompt", "8", "--rows", "1", "--depth", "1900", "--tokens", "64", "--max-context", "2048"]
+    result = runner.invoke(main, ["bench", str(smollm2_path), *arguments, "--repeat", "1", "--json"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    row = json.loads(result.stdout)["rows"][1]
+    assert (row["rows"], row["depth"], row["tokens"], row["steps"]) == (1, 1900, 64, 64)

@@ -15,10 +15,12 @@ from miro_cy import Engine
 from miro_cy._kernels.select import active_isa
 from miro_cy.errors import ConfigError, InternalError, ModelNotFound
 from miro_cy.model.executor import PARTS
-from miro_cy.tools import bench
-from miro_cy.tools.bench import BenchPlan, run_bench
+from miro_cy.tools import steps
+from miro_cy.tools.bench import run_bench
 from miro_cy.tools.cost import Cost
 from miro_cy.tools.limits import Limits
+from miro_cy.tools.load import LoadSample
+from miro_cy.tools.plan import BenchPlan, Work
 from miro_cy.tools.report import Row
 
 FAST, EXACT = "gguf/Q4_1.gguf", "hf/llama"
@@ -86,15 +88,15 @@ def test_a_row_names_the_nearer_limit() -> None:
 
 def test_only_the_rows_tokens_are_counted(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every timed decode step carries a token of each row, and no prompt, also where prompts take many steps."""
-    seen: list[tuple[Any, bench.Sample]] = []
-    run = bench._Bench.run
+    seen: list[tuple[Any, steps.Sample]] = []
+    run = steps.StepBench.run
 
-    def spy(self: Any, work: bench.Work) -> bench.Sample:
+    def spy(self: Any, work: Work) -> steps.Sample:
         sample = run(self, work)
         seen.append((work, sample))
         return sample
 
-    monkeypatch.setattr(bench._Bench, "run", spy)
+    monkeypatch.setattr(steps.StepBench, "run", spy)
     run_bench(golden(FAST), BenchPlan(prompts=(300,), rows=(7,), depths=(150,), tokens=5, repeat=1), threads=1)
     assert len(seen) == 4
     for work, sample in seen:
@@ -169,7 +171,7 @@ def test_what_does_not_fit_is_refused(golden: Golden, monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError) as error:
         run_bench(golden(FAST), SMALL, threads=1, max_context=513)
     assert error.value.field == "max_context"
-    monkeypatch.setattr(bench, "available_memory", lambda: 1000)
+    monkeypatch.setattr(steps, "available_memory", lambda: 1000)
     with pytest.raises(ConfigError, match="only 1000 are free") as error:
         run_bench(golden(FAST), SMALL, threads=1)
     assert error.value.field == "rows"
@@ -203,3 +205,53 @@ def test_a_profile_accounts_for_the_time_of_the_steps(golden: Golden) -> None:
         assert all(seconds > 0 for seconds in row.profile.values())
         assert sum(row.profile.values()) == pytest.approx(row.seconds.median)
     assert all(row.profile is None for row in run_bench(golden(FAST), SMALL, threads=1).rows)
+
+
+def test_exactly_these_works_are_measured(golden: Golden) -> None:
+    works = (Work("decode", 2, 7, 3), Work("prompt", 1, 0, 9), Work("decode", 1, 5, 4))
+    report = run_bench(golden(FAST), BenchPlan(exactly=works, repeat=1), threads=1)
+    assert [(r.work, r.rows, r.depth, r.tokens) for r in report.rows] == [
+        ("decode", 2, 7, 6),
+        ("prompt", 1, 0, 9),
+        ("decode", 1, 5, 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("work", "named"),
+    [
+        (("prompt", 1, 0, 0), "prompt"),
+        (("prompt", 2, 0, 9), "rows"),
+        (("prompt", 1, 5, 9), "rows"),
+        (("decode", 257, 5, 9), "rows"),
+        (("decode", 1, 0, 9), "depth"),
+        (("decode", 1, 5, 2**16 + 1), "tokens"),
+    ],
+)
+def test_a_work_out_of_range_is_refused(work: Any, named: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Work(*work)
+    assert error.value.field == named
+
+
+def test_one_row_fits_a_context_of_2048_at_depth_1900() -> None:
+    assert BenchPlan(rows=(1,), depths=(1900,), tokens=64).works(2048)[1] == Work("decode", 1, 1900, 64)
+
+
+def test_loading_is_timed_after_the_rest_and_only_when_asked(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((9.0, 3.0, 1.0, 2.0))
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def time_load(model: str, settings: dict[str, Any]) -> LoadSample:
+        asked.append((model, settings))
+        seconds = next(times)
+        return LoadSample(seconds, 2 * seconds, int(100 * seconds), 7)
+
+    monkeypatch.setattr("miro_cy.tools.bench.time_load", time_load)
+    plan = BenchPlan(prompts=(8,), rows=(1,), depths=(2,), tokens=1, repeat=3, load=True)
+    load = run_bench(golden(FAST), plan, threads=1, compute="exact").load
+    assert load is not None
+    assert (load.seconds.median, load.seconds.min, load.seconds.max) == (2.0, 1.0, 3.0), "the first one warms up"
+    assert (load.memory_bytes.median, load.memory_bytes.max, load.pool_bytes) == (200, 300, 7)
+    assert asked == [(str(golden(FAST)), {"threads": 1, "compute": "exact"})] * 4
+    assert run_bench(golden(FAST), SMALL, threads=1).load is None

@@ -43,14 +43,17 @@ class WorkerPlan:
     depths: tuple[int, ...] = (32,)
     tokens: int = 32
     repeat: int = 3
+    exactly: tuple[Work, ...] = ()
 
     def works(self, context: int, requests: int) -> list[Work]:
         """The works, prompts first. Raises ConfigError for one that the worker's context does not hold, and for more
         rows than it takes requests of one connection (0: not known).
         """
-        prompts = self.prompts or (min(DEFAULT_PROMPT, context - 1),)
-        works = [Work("prompt", 1, 0, length) for length in prompts]
-        works += [Work("decode", rows, depth, self.tokens) for depth in self.depths for rows in self.rows]
+        works = list(self.exactly)
+        if not works:
+            prompts = self.prompts or (min(DEFAULT_PROMPT, context - 1),)
+            works = [Work("prompt", 1, 0, length) for length in prompts]
+            works += [Work("decode", rows, depth, self.tokens) for depth in self.depths for rows in self.rows]
         for work in works:
             if work.room > context:
                 raise ConfigError(
@@ -103,7 +106,10 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Model:
+    """layers: 0 where the worker does not tell."""
+
     name: str
+    layers: int
     packed_bytes: int
     compute: str
     kv_dtype: str
@@ -172,7 +178,7 @@ def run_bench(
     return WorkerReport(
         worker=Worker(client.endpoint, welcome.server, about.fingerprint),
         machine=Machine(about.isa, about.threads),
-        model=Model(about.name, about.weight_bytes, about.compute, about.kv_dtype),
+        model=Model(about.name, about.layers, about.weight_bytes, about.compute, about.kv_dtype),
         settings=Settings(plan.repeat, plan.tokens, about.context, about.block_size),
         rows=[_row(*work, samples[work]) for work in works],
     )

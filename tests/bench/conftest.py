@@ -1,0 +1,8 @@
+"""Puts the benchmarks' own modules where tests find them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
