@@ -3,7 +3,7 @@
 # One chain of fused multiply-adds along k for each output, continued from y between chunks: the bits of a row depend on
 # neither the number of rows, nor the tile that computed it, nor the chunk length. Tiles of few rows keep the FMA units
 # busy by taking several panels at once, never by splitting k. Each thread first lays a chunk of x out in tiles
-# [k][rows], so that a tile reads it through one pointer, and rows of a large power of two apart do not share a cache set.
+# [k][rows]: a tile reads it through one pointer, and rows a large power of two apart do not share a cache set.
 
 cdef enum:
     FLOAT_K = 128           # k elements a dequantised chunk covers
