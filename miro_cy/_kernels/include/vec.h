@@ -1,7 +1,7 @@
 /* Vector types and the few primitives that the compiler's own vector code cannot express.
  *
  * vf and vi are GCC vector types as wide as the instruction set this file is compiled for; + - * on them work
- * everywhere. Bodies with intrinsics exist only for widening 16-bit floats, fused multiply-add and int8 dot products;
+ * everywhere. Bodies with intrinsics exist only for 16-bit floats, fused multiply-add and int8 dot products;
  * each has a portable body beside it that gives the same result. The file is built with -ffp-contract=off: a multiply
  * and an add fuse where vf_fma or mi_fma says so, and nowhere else.
  */
