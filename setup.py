@@ -51,14 +51,19 @@ DEBUG_FLAGS = [
 # Kernels that are watched as well keep their -O3: their tests would take an hour without.
 WATCHED_KERNELS = ["-O3"] if SANITIZERS else []
 SANITIZER_FLAGS = [f"-fsanitize={SANITIZERS}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+#: Beside the generic level, which is SSE2 on x86-64 and NEON on ARM.
+X86_LEVELS = {
+    "v2": ["-march=x86-64-v2"],
+    "v3": ["-march=x86-64-v3"],
+    "v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
+    "v4_vnni": ["-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"],
+}
+ARM_LEVELS = {"dotprod": ["-march=armv8.2-a+dotprod"]}
 LEVELS: dict[str, list[str]] = {"generic": []}
 if platform.machine() in ("x86_64", "AMD64"):
-    LEVELS |= {
-        "v2": ["-march=x86-64-v2"],
-        "v3": ["-march=x86-64-v3"],
-        "v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
-        "v4_vnni": ["-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"],
-    }
+    LEVELS |= X86_LEVELS
+elif platform.machine() in ("aarch64", "arm64"):
+    LEVELS |= ARM_LEVELS
 if SANITIZERS:  # minutes each, and the tests run on the best alone
     LEVELS = {name: flags for name, flags in LEVELS.items() if name not in ("v2", "v4")}
 

@@ -10,6 +10,10 @@ from miro_cy.errors import ConfigError
 
 cdef extern from *:
     """
+    #if defined(__aarch64__) && defined(__linux__)
+    #include <sys/auxv.h>
+    #endif
+
     /* The compiler's own feature test asks the operating system too (XSAVE). */
     static int mi_runs(int level) {
     #if defined(__x86_64__)
@@ -23,6 +27,8 @@ cdef extern from *:
             && __builtin_cpu_supports("avx512cd");
         int vnni = v4 && __builtin_cpu_supports("avx512vnni");
         return level == 0 || (level == 2 && v2) || (level == 3 && v3) || (level == 4 && v4) || (level == 5 && vnni);
+    #elif defined(__aarch64__) && defined(__linux__)
+        return level == 0 || (level == 1 && (getauxval(AT_HWCAP) & HWCAP_ASIMDDP));
     #else
         return level == 0;
     #endif
@@ -30,8 +36,8 @@ cdef extern from *:
     """
     bint mi_runs(int level)
 
-#: Best first.
-LEVELS = {"v4_vnni": 5, "v4": 4, "v3": 3, "v2": 2, "generic": 0}
+#: Best first; dotprod is ARM's, the v levels are x86-64's.
+LEVELS = {"v4_vnni": 5, "v4": 4, "v3": 3, "v2": 2, "dotprod": 1, "generic": 0}
 
 cdef const KernelTable* active = NULL
 cdef str active_name = ""

@@ -244,7 +244,7 @@ cdef inline void softmax_row(float* s, float* m, float* l, float* o, int v_dim) 
     for t in range(1, KV_TILE // 16):
         for j in range(16):
             lane[j] = s[t * 16 + j] if s[t * 16 + j] > lane[j] else lane[j]
-    top = fold16_max(lane)
+    top = mi_fold16_max(lane)
     top = top if top > m[0] else m[0]
     if top > m[0]:
         f = expf_fast(m[0] - top)
@@ -259,7 +259,7 @@ cdef inline void softmax_row(float* s, float* m, float* l, float* o, int v_dim) 
             f = expf_fast(s[t * 16 + j] - top)
             s[t * 16 + j] = f
             lane[j] = lane[j] + f
-    l[0] = l[0] + fold16(lane)
+    l[0] = l[0] + mi_fold16(lane)
 
 
 cdef void add_values(AttentionItem* it, int t0, int row, int rows, int lo, int hi) noexcept nogil:

@@ -73,7 +73,7 @@ cdef inline float chunk_sum_exp(const float* x, Py_ssize_t n, float inv_temperat
             lane[j] = lane[j] + expf_fast((x[i + j] - top) * inv_temperature)
     for i in range(whole, n):
         lane[i - whole] = lane[i - whole] + expf_fast((x[i] - top) * inv_temperature)
-    return fold16(lane)
+    return mi_fold16(lane)
 
 
 cdef float logsumexp(const float* x, Py_ssize_t n, float inv_temperature) noexcept nogil:
@@ -155,7 +155,7 @@ cdef inline float mass_of(const float* x, Py_ssize_t n, float inv_temperature, f
             lane[j] = lane[j] + expf_fast(mi_fma(x[i + j], inv_temperature, -lse))
     for i in range(whole, n):
         lane[i - whole] = lane[i - whole] + expf_fast(mi_fma(x[i], inv_temperature, -lse))
-    return fold16(lane)
+    return mi_fold16(lane)
 
 
 cdef int32_t draw(const float* x, Py_ssize_t n, float inv_temperature, float lse, double u) noexcept nogil:

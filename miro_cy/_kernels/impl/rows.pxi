@@ -1,28 +1,6 @@
 # Per-row operations: activation quantisation, RMSNorm with residual, SwiGLU, rotary embedding.
 # Sums run over 16 fixed lanes, folded in a fixed order, so that a row's bits depend on the row alone.
 
-cdef inline float fold16(const float* lane) noexcept nogil:
-    cdef float a[8]
-    cdef int i
-    for i in range(8):
-        a[i] = lane[i] + lane[i + 8]
-    for i in range(4):
-        a[i] = a[i] + a[i + 4]
-    return (a[0] + a[2]) + (a[1] + a[3])
-
-
-cdef inline float fold16_max(const float* lane) noexcept nogil:
-    cdef float a[8]
-    cdef int i
-    for i in range(8):
-        a[i] = lane[i] if lane[i] > lane[i + 8] else lane[i + 8]
-    for i in range(4):
-        a[i] = a[i] if a[i] > a[i + 4] else a[i + 4]
-    for i in range(2):
-        a[i] = a[i] if a[i] > a[i + 2] else a[i + 2]
-    return a[0] if a[0] > a[1] else a[1]
-
-
 cdef inline void quantise_group(const float* x, int8_t* q, float* d, int32_t* total) noexcept nogil:
     """16 floats -> int8 in [-127, 127], scale max|x| / 127 and the sum of q. Non-finite input gives a NaN scale."""
     cdef uint32_t bits, top = 0
@@ -107,7 +85,7 @@ cdef void add_rmsnorm_row(
             lane[j] = mi_fma(x[i + j], x[i + j], lane[j])
     for i in range(whole, k):
         lane[i - whole] = mi_fma(x[i], x[i], lane[i - whole])
-    scale = <float>1.0 / sqrtf(fold16(lane) / <float>k + eps)
+    scale = <float>1.0 / sqrtf(mi_fold16(lane) / <float>k + eps)
     for i in range(k):
         y[i] = x[i] * scale * weight[i]
 

@@ -40,6 +40,8 @@ cdef extern from "vec.h" nogil:
     vi vi_dot_s8(vi sum, vi w, vi a)
     vi vi_widen(vi sum, vi narrow)
     float mi_fma(float a, float b, float c)
+    float mi_fold16(const float* lane)
+    float mi_fold16_max(const float* lane)
     float mi_bits_to_float(uint32_t u)
     uint32_t mi_float_to_bits(float f)
     float mi_f16_to_f32(uint16_t h)

@@ -1,7 +1,7 @@
 /* Vector types and the few primitives that the compiler's own vector code cannot express.
  *
  * vf and vi are GCC vector types as wide as the instruction set this file is compiled for; + - * on them work
- * everywhere. Bodies with intrinsics exist only for widening 16-bit floats, fused multiply-add and int8 dot products;
+ * everywhere. Bodies with intrinsics exist only for 16-bit floats, fused multiply-add and int8 dot products;
  * each has a portable body beside it that gives the same result. The file is built with -ffp-contract=off: a multiply
  * and an add fuse where vf_fma or mi_fma says so, and nowhere else.
  */
@@ -11,6 +11,8 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -53,7 +55,7 @@ MI_INLINE vi vi_shl(vi x, int n) { return (vi)((vi)x << n); }
 MI_INLINE vf vf_from_int(vi x) { return __builtin_convertvector(x, vf); }
 
 MI_INLINE float mi_fma(float a, float b, float c) {
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+#if defined(__FMA__) || defined(__aarch64__)
     return __builtin_fmaf(a, b, c);
 #else
     return a * b + c;
@@ -65,10 +67,8 @@ MI_INLINE vf vf_fma(vf a, vf b, vf c) {
     return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__) && MI_VL == 8
     return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#elif defined(__ARM_FEATURE_FMA)
-    vf r;
-    for (int i = 0; i < MI_VL; i++) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
-    return r;
+#elif defined(__aarch64__)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
     return a * b + c;
 #endif
@@ -89,6 +89,8 @@ MI_INLINE float mi_f16_to_f32(uint16_t h) {
 MI_INLINE uint16_t mi_f32_to_f16(float f) {
 #if defined(__F16C__)
     return (uint16_t)_cvtss_sh(f, 0);
+#elif defined(__aarch64__)
+    return vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(f))), 0);
 #else
     uint32_t u = mi_float_to_bits(f), sign = u >> 16 & 0x8000u, a = u & 0x7fffffffu;
     if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
@@ -106,6 +108,8 @@ MI_INLINE vf vf_load_f16(const uint16_t *p) {
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 #elif defined(__F16C__) && MI_VL == 8
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__aarch64__)
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 #else
     vf r;
     for (int i = 0; i < MI_VL; i++) r[i] = mi_f16_to_f32(p[i]);
@@ -123,11 +127,41 @@ MI_INLINE vf vf_load_bf16(const uint16_t *p) {
     return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
 #elif defined(__SSE2__)
     return (vf)_mm_unpacklo_epi16(_mm_setzero_si128(), _mm_loadl_epi64((const __m128i *)p));
+#elif defined(__aarch64__)
+    return (vf)vshll_n_u16(vld1_u16(p), 16);
 #else
     vf r;
     for (int i = 0; i < MI_VL; i++) r[i] = mi_bf16_to_f32(p[i]);
     return r;
 #endif
+}
+
+/* --- 16 lanes into one, always in this order: halves, quarters, then pairs ----------------------------------------
+ * Left to the compiler, loops over so few lanes become scalar code that takes as long as a dot product of 128. */
+typedef float v4f __attribute__((vector_size(16), may_alias));
+typedef float v4f_unaligned __attribute__((vector_size(16), aligned(4), may_alias));
+
+MI_INLINE float mi_fold16(const float *lane) {
+    const v4f_unaligned *q = (const v4f_unaligned *)lane;
+    v4f t = (q[0] + q[2]) + (q[1] + q[3]);
+    return (t[0] + t[2]) + (t[1] + t[3]);
+}
+
+/* a > b ? a : b, lane by lane: b where either is NaN */
+MI_INLINE v4f mi_max4(v4f a, v4f b) {
+#if defined(__SSE__)
+    return (v4f)_mm_max_ps((__m128)a, (__m128)b);
+#else
+    for (int i = 0; i < 4; i++) a[i] = a[i] > b[i] ? a[i] : b[i];
+    return a;
+#endif
+}
+
+MI_INLINE float mi_fold16_max(const float *lane) {
+    const v4f_unaligned *q = (const v4f_unaligned *)lane;
+    v4f t = mi_max4(mi_max4(q[0], q[2]), mi_max4(q[1], q[3]));
+    float a = t[0] > t[2] ? t[0] : t[2], b = t[1] > t[3] ? t[1] : t[3];
+    return a > b ? a : b;
 }
 
 /* --- int8 dot products of four neighbouring bytes into each 32-bit lane, exact ---------------------------------
@@ -138,6 +172,20 @@ MI_INLINE vf vf_load_bf16(const uint16_t *p) {
 #else
 #define MI_NARROW 1
 #endif
+
+#if defined(__aarch64__)
+/* Signed bytes, w any and a in [-127, 127], so two products fit int16; weights below 64 are the same signed or not. */
+MI_INLINE vi vi_dot_neon(vi sum, vi w, vi a) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    return (vi)vdotq_s32((int32x4_t)sum, (int8x16_t)w, (int8x16_t)a);
+#else
+    int16x8_t low = vmull_s8(vget_low_s8((int8x16_t)w), vget_low_s8((int8x16_t)a));
+    int16x8_t high = vmull_high_s8((int8x16_t)w, (int8x16_t)a);
+    return (vi)vpadalq_s16((int32x4_t)sum, vpaddq_s16(low, high));
+#endif
+}
+#endif
+
 MI_INLINE vi vi_dot_u8(vi narrow, vi w, vi a) {
 #if MI_VL == 16 && defined(__AVX512VNNI__)
     return (vi)_mm512_dpbusd_epi32((__m512i)narrow, (__m512i)w, (__m512i)a);
@@ -147,6 +195,8 @@ MI_INLINE vi vi_dot_u8(vi narrow, vi w, vi a) {
     return (vi)((vi16)narrow + (vi16)_mm256_maddubs_epi16((__m256i)w, (__m256i)a));
 #elif defined(__SSSE3__)
     return (vi)((vi16)narrow + (vi16)_mm_maddubs_epi16((__m128i)w, (__m128i)a));
+#elif defined(__aarch64__)
+    return vi_dot_neon(narrow, w, a);
 #else
     for (int i = 0; i < MI_VL; i++)
         for (int j = 0; j < 4; j++) narrow[i] += (int32_t)((vu8)w)[4 * i + j] * ((vi8)a)[4 * i + j];
@@ -156,14 +206,14 @@ MI_INLINE vi vi_dot_u8(vi narrow, vi w, vi a) {
 
 /* sum + the narrow accumulator of vi_dot_u8 */
 MI_INLINE vi vi_widen(vi sum, vi narrow) {
-#if MI_VL == 16
+#if !MI_NARROW
+    return sum + narrow;
+#elif MI_VL == 16
     return sum + (vi)_mm512_madd_epi16((__m512i)narrow, _mm512_set1_epi16(1));
 #elif defined(__AVX2__)
     return sum + (vi)_mm256_madd_epi16((__m256i)narrow, _mm256_set1_epi16(1));
-#elif defined(__SSSE3__)
-    return sum + (vi)_mm_madd_epi16((__m128i)narrow, _mm_set1_epi16(1));
 #else
-    return sum + narrow;
+    return sum + (vi)_mm_madd_epi16((__m128i)narrow, _mm_set1_epi16(1));
 #endif
 }
 
@@ -187,6 +237,8 @@ MI_INLINE vi vi_dot_s8(vi sum, vi w, vi a) {
 #elif defined(__SSSE3__)
     __m128i pairs = _mm_maddubs_epi16(_mm_abs_epi8((__m128i)w), _mm_sign_epi8((__m128i)a, (__m128i)w));
     return sum + (vi)_mm_madd_epi16(pairs, _mm_set1_epi16(1));
+#elif defined(__aarch64__)
+    return vi_dot_neon(sum, w, a);
 #else
     for (int i = 0; i < MI_VL; i++)
         for (int j = 0; j < 4; j++) sum[i] += (int32_t)((vi8)w)[4 * i + j] * ((vi8)a)[4 * i + j];

@@ -1,0 +1,206 @@
+"""The compiled tiles are made of the vector instructions they were written for, and keep to the registers.
+
+Sources alone do not say so: a change of a loop, a flag or a compiler can turn a tile into scalar code, or have it spill
+its accumulators, and every result stays right. objdump shows what the extension modules hold.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from miro_cy.native import build_mode
+
+
+class Level(NamedTuple):
+    dot: str  # int8 dot products, or their first half
+    register: str  # the widest
+    vectors: int  # in a row of a panel of 16 outputs
+    rows: int  # most that an integer tile takes
+    panels: bool  # whether integer tiles of up to four rows take two panels
+
+
+LEVELS = {
+    "v4_vnni": Level("vpdpbusd", "zmm", 1, 8, True),
+    "v4": Level("vpmaddubsw", "zmm", 1, 8, True),
+    "v3": Level("vpmaddubsw", "ymm", 2, 4, False),
+}
+FORMATS = ("nibbles", "nibbles_min", "bytes", "plane")
+TILES = {  # name -> rows times panels, of the tiles that int_rows and int_panels choose
+    name: {f"{fmt}_{rows}": rows for fmt in FORMATS for rows in range(1, level.rows + 1)}
+    | {f"{fmt}_{rows}x2": 2 * rows for fmt in FORMATS[:3] for rows in range(1, 5) if level.panels}
+    for name, level in LEVELS.items()
+}
+#: The compiler that the numbers below are of.
+MEASURED = "GCC: (Debian 12."
+#: Loads and stores of whole vector registers on the stack in a tile's innermost loop, where there are any. That loop is
+#: a block of 32 k with VNNI, one quad without: there, most tiles of more than one row also spill between the quads.
+SPILLS = {
+    "v4_vnni": {"nibbles_3x2": 2, "nibbles_4x2": 6, "nibbles_min_4x2": 6},
+    "v4": {
+        "nibbles_4": 6,
+        "nibbles_5": 6,
+        "nibbles_2x2": 6,
+        "nibbles_min_5": 2,
+        "plane_4": 2,
+        "plane_5": 8,
+        "plane_6": 10,
+        "plane_7": 12,
+    },
+    "v3": {"nibbles_4": 4, "nibbles_min_4": 4, "plane_4": 2},
+}
+#: The same, most of an innermost loop of the float tiles: on v3, 1 row by 4 panels and 3 rows by 2 need 17 registers.
+FLOAT_SPILLS = {"v4_vnni": 0, "v4": 0, "v3": 2}
+
+FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
+JUMP = re.compile(r"^j\w+ +([0-9a-f]+) <")
+SCALAR = re.compile(r"^(imul|v?mulss|vfn?m(add|sub)\d+ss|v?pmulld|v?pmullw) ")
+FMA = re.compile(r"^vfmadd\d+ps ")
+
+Body = list[tuple[int, str]]
+
+
+def module_path(level: str) -> Path:
+    if not shutil.which("objdump"):
+        pytest.skip("no objdump (Debian: binutils)")
+    if build_mode() != "release":
+        pytest.skip(f"the {build_mode()} build is not optimised for speed")
+    spec = find_spec(f"miro_cy._kernels.isa.{level}")
+    if spec is None or spec.origin is None or not spec.origin.endswith(".so"):
+        pytest.skip(f"the kernels were not compiled for {level}")
+    return Path(spec.origin)
+
+
+@functools.cache
+def functions(path: Path, level: str) -> dict[str, Body]:
+    """Name without the module's prefix and the compiler's suffix -> (address, instruction)s; clones are joined."""
+    listing = subprocess.run(["objdump", "-d", "--no-show-raw-insn", path], capture_output=True, text=True, check=True)
+    found: dict[str, Body] = {}
+    body: Body = []
+    for line in listing.stdout.splitlines():
+        if start := FUNCTION.match(line):
+            name = start[1].split(f"_isa_{len(level)}{level}_".replace("_isa_", "_3isa_"))[-1].split(".")[0]
+            body = found.setdefault(name, [])
+        elif "\t" in line:
+            address, instruction = line.split("\t", 1)
+            body.append((int(address.strip(" :"), 16), instruction.split("#")[0].strip()))
+    return found
+
+
+def innermost_loops(body: Body) -> list[list[str]]:
+    """Instructions of every loop that holds no other: what lies between a backward jump and its target."""
+    addresses = {address for address, _ in body}
+    loops = []
+    for address, instruction in body:
+        jump = JUMP.match(instruction)
+        if jump and int(jump[1], 16) <= address and int(jump[1], 16) in addresses:
+            loops.append((int(jump[1], 16), address))
+    inner = [a for a in loops if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
+    return [[text for address, text in body if first <= address <= last] for first, last in inner]
+
+
+def stack_accesses(loop: list[str], body: Body, register: str) -> int:
+    """Whole vector registers stored to the stack or loaded from it; a broadcast from there is a scalar's."""
+    bases = "rsp|rbp" if any(text == "mov    %rsp,%rbp" for _, text in body) else "rsp"
+    slot = re.compile(rf"\(%({bases})\)")
+    return sum(bool(slot.search(text)) and f"%{register}" in text and "broadcast" not in text for text in loop)
+
+
+def dot_loops(body: Body, level: Level) -> list[list[str]]:
+    return [loop for loop in innermost_loops(body) if any(text.startswith(level.dot) for text in loop)]
+
+
+def check_int_tile(body: Body, level: Level, outputs: int) -> None:
+    """The inner loops multiply whole vectors of bytes and nothing else, as many as the tile has outputs."""
+    loops = dot_loops(body, level)
+    assert loops, f"no loop with {level.dot}"
+    for loop in loops:
+        dots = [text for text in loop if text.startswith(level.dot)]
+        assert all(f"%{level.register}" in text for text in dots)
+        assert len(dots) % (outputs * level.vectors) == 0
+        assert not [text for text in loop if SCALAR.match(text)]
+    fused = [text for _, text in body if FMA.match(text) and f"%{level.register}" in text]
+    assert len(fused) >= 2 * outputs * level.vectors, "scales are not multiplied in whole vectors"
+
+
+def float_loops(path: Path, name: str) -> list[tuple[list[str], Body]]:
+    """Innermost loops of fused multiply-adds of the matmul's and the attention's tiles, each with its function."""
+    return [
+        (loop, body)
+        for function, body in functions(path, name).items()
+        if function.startswith(("float_panels_", "kv_rows"))
+        for loop in innermost_loops(body)
+        if any(FMA.match(text) for text in loop)
+    ]
+
+
+def skip_other_compilers(path: Path) -> None:
+    comment = subprocess.run(["objdump", "-s", "-j", ".comment", path], capture_output=True, text=True, check=False)
+    text = "".join(line[-16:] for line in comment.stdout.splitlines()[4:])
+    if MEASURED not in text:
+        pytest.skip(f"spills were counted with another compiler ({MEASURED}...), not with {text.strip('.')}")
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_integer_tiles_multiply_vectors_of_bytes(name):
+    found, level = functions(module_path(name), name), LEVELS[name]
+    for tile, outputs in TILES[name].items():
+        assert tile in found, f"no function {tile}"
+        check_int_tile(found[tile], level, outputs)
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_float_tiles_fuse_whole_vectors(name):
+    path, level = module_path(name), LEVELS[name]
+    sizes = []
+    for loop, _ in float_loops(path, name):
+        fused = [text for text in loop if FMA.match(text) and f"%{level.register}" in text]
+        assert not [text for text in loop if SCALAR.match(text)]
+        sizes.append(len(fused))
+    # the largest tile (6 rows by 2 panels, or 6 rows of two vectors) for float32, float16 and bfloat16
+    assert sizes.count(12) >= 3, sizes
+    # attention's largest, 4 rows, for both kinds of cache
+    assert sizes.count(4 * level.vectors) >= 2, sizes
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_integer_tiles_spill_no_more_than_known(name):
+    path, level = module_path(name), LEVELS[name]
+    skip_other_compilers(path)
+    found = functions(path, name)
+    spills = {
+        tile: max(stack_accesses(loop, found[tile], level.register) for loop in dot_loops(found[tile], level))
+        for tile in TILES[name]
+    }
+    assert {tile: n for tile, n in spills.items() if n > SPILLS[name].get(tile, 0)} == {}
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_float_tiles_spill_no_more_than_known(name):
+    path, level = module_path(name), LEVELS[name]
+    skip_other_compilers(path)
+    spills = [stack_accesses(loop, body, level.register) for loop, body in float_loops(path, name)]
+    assert max(spills) <= FLOAT_SPILLS[name]
+
+
+def test_scalar_loops_would_be_noticed():
+    """The generic build has the same tiles without these instructions."""
+    path = module_path("generic")
+    body = functions(path, "generic")["nibbles_4"]
+    for level in LEVELS.values():
+        with pytest.raises(AssertionError, match="no loop with"):
+            check_int_tile(body, level, 4)
+
+
+def test_spills_would_be_noticed():
+    """A tile of eight rows, which v3 does not use, has more accumulators than there are registers."""
+    path = module_path("v3")
+    body = functions(path, "v3")["bytes_8"]
+    assert max(stack_accesses(loop, body, "ymm") for loop in dot_loops(body, LEVELS["v3"])) > 0
