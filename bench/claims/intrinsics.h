@@ -13,16 +13,6 @@ HAND float sum4(__m128 s) { /* (0 + 2) + (1 + 3) */
 }
 HAND float sum8(__m256 s) { return sum4(_mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1))); }
 
-/* rows.pxi's fold16 */
-HAND float c_fold16(const float *lane) {
-#if defined(__AVX512F__)
-    __m512 s = _mm512_loadu_ps(lane);
-    return sum8(_mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1)));
-#else
-    return sum8(_mm256_add_ps(_mm256_loadu_ps(lane), _mm256_loadu_ps(lane + 8)));
-#endif
-}
-
 /* W is [panels][k][16] halves, x [8, k]; y [8, 16 * panels]. A tile is some rows of x by some vectors of outputs. */
 #if defined(__AVX512F__)
 
@@ -64,15 +54,15 @@ HAND void hand_tile(int rows, int panels, const float *x, const uint16_t *w, flo
         for (int p = 0; p < panels; p++) _mm512_storeu_ps(y + r * ldy + p * 16, acc[r][p]);
 }
 
-/* 4 rows by 2 panels, as the kernel does it */
+/* all 8 rows by 2 panels, as the kernel does it */
 APART void c_matmul_same(const float *x, const uint16_t *w, float *y, ptrdiff_t k, ptrdiff_t panels, ptrdiff_t ldy) {
-    for (ptrdiff_t p = 0; p < panels; p += 2)
-        for (int r = 0; r < 8; r += 4) hand_tile(4, 2, x + r * k, w + p * k * 16, y + r * ldy + p * 16, k, ldy);
+    for (ptrdiff_t p = 0; p < panels; p += 2) hand_tile(8, 2, x, w + p * k * 16, y + p * 16, k, ldy);
 }
 
-/* all 8 rows by 2 panels: half the loads of weights */
+/* 4 rows by 2 panels: twice the loads of weights */
 APART void c_matmul_other(const float *x, const uint16_t *w, float *y, ptrdiff_t k, ptrdiff_t panels, ptrdiff_t ldy) {
-    for (ptrdiff_t p = 0; p < panels; p += 2) hand_tile(8, 2, x, w + p * k * 16, y + p * 16, k, ldy);
+    for (ptrdiff_t p = 0; p < panels; p += 2)
+        for (int r = 0; r < 8; r += 4) hand_tile(4, 2, x + r * k, w + p * k * 16, y + r * ldy + p * 16, k, ldy);
 }
 
 #else

@@ -12,7 +12,6 @@ include "miro_cy/_kernels/impl/vec.pxi"
 include "miro_cy/_kernels/impl/rows.pxi"
 
 cdef extern from "intrinsics.h" nogil:
-    float c_fold16(const float* lane)
     void c_dots(const float* q, const float* k, float* y, Py_ssize_t n)
     void c_matmul_same(const float* x, const uint16_t* w, float* y, Py_ssize_t k, Py_ssize_t panels, Py_ssize_t ldy)
     void c_matmul_other(const float* x, const uint16_t* w, float* y, Py_ssize_t k, Py_ssize_t panels, Py_ssize_t ldy)
@@ -21,6 +20,17 @@ cdef enum:
     DIM = 128
     LANES = 32
     ROWS = 8                # of activations
+
+
+cdef inline float looped_fold16(const float* lane) noexcept nogil:
+    """vec.h's mi_fold16 as plain loops."""
+    cdef float a[8]
+    cdef int i
+    for i in range(8):
+        a[i] = lane[i] + lane[i + 8]
+    for i in range(4):
+        a[i] = a[i] + a[i + 4]
+    return (a[0] + a[2]) + (a[1] + a[3])
 
 
 cdef void lane_dots(const float* q, const float* k, float* y, Py_ssize_t n) noexcept nogil:
@@ -36,7 +46,7 @@ cdef void lane_dots(const float* q, const float* k, float* y, Py_ssize_t n) noex
                 lane[j] = mi_fma(q[i * LANES + j], k[i * LANES + j], lane[j])
         for j in range(16):
             lane[j] = lane[j] + lane[j + 16]
-        y[r] = fold16(lane)
+        y[r] = looped_fold16(lane)
         k += DIM
 
 
@@ -56,7 +66,7 @@ cdef inline void vector_dots(
                 acc[v] = vf_fma(vf_load(q + i * LANES + v * MI_VL), vf_load(k + i * LANES + v * MI_VL), acc[v])
         for v in range(MI_NV):
             vf_store(lane + v * MI_VL, acc[v] + acc[v + MI_NV])
-        y[r] = c_fold16(lane) if fold_by_hand else fold16(lane)
+        y[r] = mi_fold16(lane) if fold_by_hand else looped_fold16(lane)
         k += DIM
 
 

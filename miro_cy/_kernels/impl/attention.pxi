@@ -100,15 +100,15 @@ cdef inline void kv_tile_rows(
     """Pick the specialised tile; the shapes that kv_most_rows allows."""
     if mr == 1:
         kv_tile(dtype, 1, np, t, row, panel)
-    elif mr == 2 and np * MI_NV <= 8:
+    elif mr == 2:
         kv_tile(dtype, 2, np, t, row, panel)
-    elif mr == 3 and np * MI_NV <= 4:
+    elif mr == 3 and (np == 1 or MI_NV == 1):
         kv_tile(dtype, 3, np, t, row, panel)
-    elif mr == 4 and np * MI_NV <= 4:
+    elif mr == 4 and (np * MI_NV <= 2 or MI_NV == 1):
         kv_tile(dtype, 4, np, t, row, panel)
-    elif mr == 5 and np * MI_NV <= 4:
+    elif mr == 5 and (np * MI_NV <= 2 or MI_NV == 1):
         kv_tile(dtype, 5, np, t, row, panel)
-    elif np * MI_NV <= 4:
+    elif np * MI_NV <= 2 or MI_NV == 1:
         kv_tile(dtype, 6, np, t, row, panel)
 
 
@@ -117,8 +117,8 @@ cdef inline int kv_most_rows(int np) noexcept nogil:
     if MI_NV == 1:
         return 6
     if MI_NV == 2:
-        return 6 if np == 1 else 3 if np == 2 else 1
-    return 3 if np == 1 else 1
+        return 6 if np == 1 else 2
+    return 3
 
 
 cdef inline int kv_most_panels(int rows) noexcept nogil:
@@ -126,7 +126,7 @@ cdef inline int kv_most_panels(int rows) noexcept nogil:
     if MI_NV == 1:
         return 4
     if MI_NV == 2:
-        return 2 if rows <= 3 else 1
+        return 2 if rows <= 2 else 1
     return 1
 
 
