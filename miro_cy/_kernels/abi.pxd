@@ -216,7 +216,7 @@ cdef inline bint is_float_layout(int layout) noexcept nogil:
 
 cdef inline Py_ssize_t matmul_scratch_floats() noexcept nogil:
     """Floats of scratch a thread needs for either matmul or embed."""
-    return 98304
+    return 122880
 
 
 cdef inline Py_ssize_t attention_scratch_floats(int head_dim) noexcept nogil:

@@ -43,9 +43,7 @@ cdef inline vi int_weights(const int fmt, const int h, const uint8_t* w, Py_ssiz
 
 
 cdef inline vi int_start(const int fmt, const int32_t* total) noexcept nogil:
-    """What a sum begins with: minus the zero point times the sum of x."""
-    if fmt == NIBBLES:
-        return vi_zero() - vi_shl(vi_set1_bytes(total), 3)
+    """What a sum begins with: minus the zero point times the sum of x. That of nibbles is taken off in float32."""
     if fmt == PLANE:
         return vi_zero() - vi_shl(vi_set1_bytes(total), 5)
     if fmt == BYTES and MI_SIGNED_ZERO == 128:
@@ -137,6 +135,12 @@ cdef inline void int_tile(const int fmt, const int mr, const int np, const IntTi
                 else:
                     part[i * np * MI_NV + c] = vf_fma(
                         vf_from_int(total[i * np * MI_NV + c]), vf_set1(x.d[1][row + i]), part[i * np * MI_NV + c],
+                    )
+        if fmt == NIBBLES:          # the zero point
+            for i in range(mr):
+                for c in range(np * MI_NV):
+                    part[i * np * MI_NV + c] = vf_fma(
+                        vf_set1(<float>-8.0), vf_set1(x.dsum[row + i]), part[i * np * MI_NV + c],
                     )
         if fmt != PLANE:
             for c in range(np * MI_NV):
@@ -380,11 +384,14 @@ INT_TILES[PLANE][0][6] = plane_7
 INT_TILES[PLANE][0][7] = plane_8
 
 
-cdef inline int int_rows() noexcept nogil:
-    """Most rows a tile takes."""
-    return TILE_ROWS if MI_NV == 1 else 4
+cdef inline int int_rows(int np) noexcept nogil:
+    """Most rows a tile of so many panels takes."""
+    return TILE_ROWS if MI_NV == 1 and np == 1 else 4
 
 
-cdef inline int int_panels(int fmt, int mr) noexcept nogil:
-    """Panels that a tile of so many rows takes: few rows keep the units busy with two."""
-    return 2 if MI_NV == 1 and mr <= 4 and fmt != PLANE else 1
+cdef inline int int_panels(int fmt, Py_ssize_t m) noexcept nogil:
+    """Panels that a tile takes when there are m rows: few rows keep the units busy with two.
+
+    With many, two share what is loaded of x, which pays where weights are not taken apart anew for every four rows.
+    """
+    return 2 if MI_NV == 1 and fmt != PLANE and (m <= 4 or (fmt == BYTES and m > TILE_ROWS)) else 1

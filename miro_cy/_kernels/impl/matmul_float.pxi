@@ -8,8 +8,8 @@
 cdef enum:
     FLOAT_K = 128           # k elements a dequantised chunk covers
     FLOAT_PANELS = 4        # most panels a tile covers
-    FLOAT_ROWS = 144        # rows a pass over the weights covers
-    FLOAT_X = 73728         # floats of x that a chunk covers: in a second-level cache, 144 rows of 512 k
+    FLOAT_ROWS = 96        # rows a pass over the weights covers
+    FLOAT_X = 98304         # floats of x that a chunk covers: in a second-level cache, 96 rows of 1,024 k
 
 
 cdef inline vf load_weight(const int dtype, const uint8_t* p, Py_ssize_t i) noexcept nogil:

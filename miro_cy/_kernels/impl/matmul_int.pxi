@@ -16,7 +16,7 @@ cdef int int_format(const PackedMatrix* w) noexcept nogil:
 
 cdef void int_rows_of_tile(int fmt, int np, int rows, IntTile* t) noexcept nogil:
     """All rows of a tile of x against np panels."""
-    cdef int i, parts = (rows + int_rows() - 1) // int_rows()
+    cdef int i, parts = (rows + int_rows(np) - 1) // int_rows(np)
     for i in range(parts):
         t.row = rows * i // parts
         INT_TILES[fmt][np - 1][rows * (i + 1) // parts - t.row - 1](t)
@@ -78,7 +78,7 @@ cdef void matmul_i8(
     out.ldy = ldy
     p = share(w.n_panels, th, nth)
     while p < end:
-        np = min(int_panels(fmt, <int>min(m, TILE_ROWS)), <int>(end - p))
+        np = min(int_panels(fmt, m), <int>(end - p))
         out.y = y + p * PANEL
         int_panels_of(w, p, np, x.block, m, &out, scratch)
         p += np
@@ -89,7 +89,7 @@ cdef void int_block_of(
 ) noexcept nogil:
     """y [m, 32] = the outputs [32 b, 32 b + 32) of x W^T."""
     cdef IntOutput out
-    cdef int np = int_panels(int_format(w), <int>min(m, TILE_ROWS)), p = 0
+    cdef int np = int_panels(int_format(w), m), p = 0
     out.ldy = QBLOCK
     while p < QBLOCK // PANEL:
         out.y = y + p * PANEL
