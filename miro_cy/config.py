@@ -43,6 +43,7 @@ class EngineConfig:
     block_size: tokens a KV block holds: 16, 32 or 64.
     max_context: most tokens of a sequence, prompt included (default: the model's).
     max_num_seqs: most sequences that run at once. max_waiting: most that wait for their turn.
+    prefix_cache: keep the KV blocks of finished requests while nobody else needs them, for prompts that begin alike.
     max_step_tokens: most tokens a step computes. step_ms: how long a step that carries streams should take.
     seed: where seeds of requests that name none come from (default: the operating system).
 
@@ -59,6 +60,7 @@ class EngineConfig:
     max_waiting: int = 1024
     max_step_tokens: int = 512
     step_ms: float = 50.0
+    prefix_cache: bool = True
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -71,6 +73,10 @@ class EngineConfig:
         self._check_choice("block_size", (16, 32, 64))
         self._check_choice("kv_dtype", (None, "fp16", "fp32"))
         self._check_choice("compute", (None, "fast", "exact"))
+        if not isinstance(self.prefix_cache, bool):
+            raise ConfigError(
+                f"prefix_cache must be true or false, not {self.prefix_cache!r:.80}", field="prefix_cache"
+            )
         if self.compute == "exact" and self.kv_dtype == "fp16":
             raise ConfigError(
                 "compute 'exact' keeps the KV cache in fp32; kv_dtype 'fp16' contradicts it", field="kv_dtype"

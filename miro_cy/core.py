@@ -80,7 +80,7 @@ class EngineCore:
         self._next_id = 1
         self._steps = 0
         self._last_step = clock()
-        self._counts = {"prompt_tokens": 0, "generated_tokens": 0, "finished": 0}
+        self._counts = {"prompt_tokens": 0, "cached_tokens": 0, "generated_tokens": 0, "finished": 0}
 
     # --- arrival and departure -----------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class EngineCore:
             choice = Choice(
                 request_id, params, TokenSampler(params), self._tokenizer.stream(params.stop), max_new, usage
             )
-            seq = self._scheduler.add(tokens, max_new)
+            seq = self._scheduler.add(tokens, max_new, extras=_extras(params))
             self._live[seq] = choice
             self._sequences[request_id] = seq
         self._next_id += 1
@@ -184,8 +184,11 @@ class EngineCore:
             if event is not None:
                 events.append(event)
                 if event.finish_reason is not None:
-                    ended.append(seq)
                     sampled[row] = -1
+                    if event.error is None:
+                        ended.append(seq)
+                    else:  # before the commit: others must not find what this step computed
+                        self._scheduler.finish(seq)
         return sampled
 
     def _take_scores(self, scores: Scores, position: int, rows: F32) -> bool:
@@ -233,6 +236,8 @@ class EngineCore:
         del self._sequences[live.request_id]
         self._counts["finished"] += 1
         self._counts["prompt_tokens"] += live.usage.prompt_tokens
+        live.usage.cached_tokens = self._scheduler.cached_tokens(seq)
+        self._counts["cached_tokens"] += live.usage.cached_tokens
         timing = self._timing(seq)
         return Event(live.request_id, live.index, finish_reason=reason, usage=live.usage, timing=timing, **more)
 
@@ -263,6 +268,7 @@ class EngineCore:
             "free_blocks": self._pool.n_free,
             "cached_blocks": self._pool.n_cached,
             "total_blocks": self._pool.n_blocks,
+            "evictions": self._pool.evictions,
             "preemptions": self._scheduler.preemptions,
             "steps": self._steps,
             "last_step_age_ms": 1000.0 * (self._clock() - self._last_step),
@@ -272,3 +278,8 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Raise AssertionError unless every KV block is accounted for (promise 3)."""
         self._scheduler.check_integrity()
+
+
+def _extras(params: SamplingParams) -> list[tuple[bytes, bytes]]:
+    """What keeps the cached blocks of a request apart from those of others, each with its tag."""
+    return [] if params.cache_salt is None else [(b"salt", params.cache_salt.encode())]

@@ -29,7 +29,7 @@ class SchedulerConfig:
     max_step_tokens: int = 512
     step_ms: float = 50.0
     max_waiting: int = 1024
-    max_score_tokens: int = 256
+    max_score_tokens: int = 64
 
     def __post_init__(self) -> None:
         for name, high in (

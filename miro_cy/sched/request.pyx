@@ -1,6 +1,8 @@
 """SequenceTable, the one gate that every state change passes; see request.pxd for the diagram."""
 
+from cpython.bytes cimport PyBytes_AS_STRING
 from libc.math cimport NAN, isnan
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
@@ -50,6 +52,13 @@ cdef int logits_rows(const Sequence* seq, int n_tok) noexcept:
     return max(last, end - max(seq.n_computed, seq.logits_from))
 
 
+cdef int cached_tokens(const Sequence* seq) noexcept:
+    """Prompt tokens that it never had to compute. What it finds of its own after a preemption does not count."""
+    if isnan(seq.admitted):
+        return 0
+    return min(seq.n_cached, seq.n_borrowed) if seq.table_slot >= 0 else seq.n_cached
+
+
 cdef class SequenceTable:
     """Every live sequence; n_entries of them at most, n_slots of which may own KV blocks at once.
 
@@ -65,6 +74,7 @@ cdef class SequenceTable:
         self.n_slots_free = n_slots
         self._free_entry = np.arange(n_entries, dtype=np.int32)[::-1].copy()
         self._free_slot = np.arange(n_slots, dtype=np.int32)[::-1].copy()
+        self._sharing = None if pool.index is None else PrefixSharing(pool, tables)
         self._entry = <Sequence*> calloc(n_entries, sizeof(Sequence))
         if self._entry == NULL:
             raise MemoryError()
@@ -75,6 +85,7 @@ cdef class SequenceTable:
         if self._entry != NULL:
             for i in range(self.n_entries):
                 free(self._entry[i].tokens)
+                free(self._entry[i].chain.hash)
             free(self._entry)
             tally(SEQUENCE_TABLES, -1)
             tally(SEQUENCES, self.n_entries_free - self.n_entries)
@@ -82,10 +93,14 @@ cdef class SequenceTable:
     # --- transitions ---------------------------------------------------------------------------------------------
 
     cpdef Queued create(
-        self, int64_t sequence_id, const int32_t[::1] tokens, int max_new, int logits_from, double now
+        self, int64_t sequence_id, const int32_t[::1] tokens, int max_new, int logits_from, double now, extras=()
     ) except *:
-        """A new sequence with its own copy of the prompt. The arguments must have passed Limits.check."""
+        """A new sequence with its own copy of the prompt. The arguments must have passed Limits.check.
+
+        extras: pairs (tag, value) of bytes; it shares blocks with sequences of equal extras only.
+        """
         cdef int n = <int> tokens.shape[0], slot
+        cdef bytes domain = b"" if self._sharing is None else self.pool.index.domain(extras)
         cdef Sequence* seq
         if n < 1 or max_new < 0 or n > 2147483647 - max_new:
             raise ValueError(f"no sequence of {n} + {max_new} tokens")
@@ -95,15 +110,19 @@ cdef class SequenceTable:
         seq = &self._entry[slot]
         # Room for the longest it may become: nothing can fail half-way through a step. Untouched pages cost nothing.
         seq.tokens = <int32_t*> malloc((<size_t> n + max_new) * sizeof(int32_t))
-        if seq.tokens == NULL:
+        seq.chain.hash = <uint64_t*> malloc(((<size_t> n + max_new) // self.pool.block_size + 1) * sizeof(uint64_t))
+        if seq.tokens == NULL or seq.chain.hash == NULL:
+            self._forget_tokens(seq)
             raise MemoryError()
         memcpy(seq.tokens, &tokens[0], n * sizeof(int32_t))
+        memcpy(seq.chain.domain, PyBytes_AS_STRING(domain), len(domain))
         self.n_entries_free -= 1
         tally(SEQUENCES, 1)
         seq.id = sequence_id
         seq.n_prompt = seq.n_tokens = n
         seq.capacity = n + max_new
-        seq.n_computed = 0
+        seq.n_computed = seq.n_borrowed = seq.chain.n_hashed = seq.chain.n_shared = 0
+        seq.n_cached = n
         seq.logits_from = logits_from
         seq.table_slot = -1
         seq.arrival = now
@@ -111,15 +130,19 @@ cdef class SequenceTable:
         return Queued(slot, self._move(slot, seq.generation, NOTHING, QUEUED))
 
     cpdef Prefilling admit(self, Queued h, double now) except *:
-        """Queued -> Prefilling: take a table slot and every block that its tokens and the next one need."""
+        """Queued -> Prefilling: take a table slot and every block that its tokens and the next one need, those whose
+        tokens the prefix index has from there."""
         cdef Sequence* seq = self._at(h.slot, h.generation, QUEUED)
-        cdef int slot
+        cdef int need = self.blocks_to_admit(h)
         if self.n_slots_free == 0:
             raise InternalError("all block table slots are taken")
-        slot = self._free_slot[self.n_slots_free - 1]
-        self.tables.extend(self.pool, slot, self.pool.blocks_for(min(seq.n_tokens + 1, stored_limit(seq))))
+        if need > self.pool.available():
+            raise InternalError(
+                f"sequence {seq.id} needs {need} more KV blocks, {self.pool.available()} are available")
         self.n_slots_free -= 1
-        seq.table_slot = slot
+        seq.table_slot = self._free_slot[self.n_slots_free]
+        self._borrow(seq)
+        self.tables.extend(self.pool, seq.table_slot, self.pool.blocks_for(min(seq.n_tokens + 1, stored_limit(seq))))
         if isnan(seq.admitted):
             seq.admitted = now
         return Prefilling(h.slot, self._move(h.slot, h.generation, QUEUED, PREFILLING))
@@ -159,8 +182,7 @@ cdef class SequenceTable:
     cpdef int forget(self, Finished h) except -1:
         """Finished -> nothing: the entry can be used again."""
         self._move(h.slot, h.generation, FINISHED, NOTHING)
-        free(self._entry[h.slot].tokens)
-        self._entry[h.slot].tokens = NULL
+        self._forget_tokens(&self._entry[h.slot])
         tally(SEQUENCES, -1)
         self._free_entry[self.n_entries_free] = h.slot
         self.n_entries_free += 1
@@ -191,12 +213,27 @@ cdef class SequenceTable:
             raise InternalError(f"no sequence in entry {slot}")
         return &self._entry[slot]
 
+    cdef int may_borrow(self, const Sequence* seq) noexcept:
+        """Leading blocks that it need not compute: those before its last token, and before its first scored one."""
+        if self._sharing is None:
+            return 0
+        cdef int end = seq.n_tokens - 1
+        if seq.logits_from >= 0:
+            end = min(end, seq.logits_from)
+        return end // self.pool.block_size
+
     # --- blocks and tokens ---------------------------------------------------------------------------------------
 
     cpdef int blocks_to_admit(self, Queued h) except -1:
-        """Blocks that `admit` takes."""
+        """Blocks that `admit` takes of the available ones: all it needs but those of others that it can share.
+
+        What is cached counts: once it is taken it is available no longer.
+        """
         cdef Sequence* seq = self._at(h.slot, h.generation, QUEUED)
-        return self.tables.n_groups * self.pool.blocks_for(min(seq.n_tokens + 1, stored_limit(seq)))
+        cdef int n = self.tables.n_groups * self.pool.blocks_for(min(seq.n_tokens + 1, stored_limit(seq)))
+        if self._sharing is not None:
+            n -= self._sharing.owned_hits(&seq.chain, seq.tokens, self.may_borrow(seq))
+        return n
 
     cpdef int blocks_to_grow(self, Decoding h) except -1:
         """Blocks that `grow` takes."""
@@ -215,6 +252,10 @@ cdef class SequenceTable:
         if seq.table_slot < 0:
             return False
         return self.tables.missing(seq.table_slot, self.pool.blocks_for(stored_limit(seq))) > 0
+
+    cpdef int catch_up(self, Prefilling h) except -1:
+        """Take what others have computed meanwhile of its next blocks; returns the tokens it need not compute."""
+        return self._borrow(self._at(h.slot, h.generation, PREFILLING))
 
     cpdef int push_chunk(self, Prefilling h, BatchView view, int n_tok) except -1:
         """Add a row with its next n_tok tokens to the view; returns the logits rows it asks for."""
@@ -270,13 +311,24 @@ cdef class SequenceTable:
         seq.generation += 1
         return seq.generation
 
+    cdef int _borrow(self, Sequence* seq) except -1:
+        cdef int end, skipped
+        if self._sharing is None:
+            return 0
+        end = self._sharing.borrow(&seq.chain, seq.tokens, seq.table_slot, self.may_borrow(seq))
+        skipped = max(0, end * self.pool.block_size - seq.n_computed)
+        seq.n_computed += skipped
+        seq.n_borrowed += skipped
+        return skipped
+
     cdef int _give_back(self, Sequence* seq) except -1:
         MIRO_INDEX(seq.table_slot, self.tables.n_slots)
         self.tables.free(self.pool, seq.table_slot)
         self._free_slot[self.n_slots_free] = seq.table_slot
         self.n_slots_free += 1
+        seq.n_cached = cached_tokens(seq)
         seq.table_slot = -1
-        seq.n_computed = 0
+        seq.n_computed = seq.n_borrowed = seq.chain.n_shared = 0
         return 0
 
     cdef int _advance(self, Sequence* seq, int n_tok) except -1:
@@ -286,6 +338,9 @@ cdef class SequenceTable:
         if seq.logits_from >= 0:
             # Delivered logits are not asked for again when a preemption has the prompt recomputed.
             seq.logits_from = max(seq.logits_from, seq.n_computed)
+        if self._sharing is not None:
+            # Only here does a block become findable: its step is over, and what speculation rejects is never advanced.
+            self._sharing.publish(&seq.chain, seq.tokens, seq.table_slot, seq.n_computed // self.pool.block_size)
         return seq.n_tokens - seq.n_computed
 
     cdef int _append(self, Sequence* seq, int token) except -1:
@@ -295,6 +350,12 @@ cdef class SequenceTable:
         seq.tokens[seq.n_tokens] = token
         seq.n_tokens += 1
         return 0
+
+    cdef void _forget_tokens(self, Sequence* seq) noexcept:
+        free(seq.tokens)
+        free(seq.chain.hash)
+        seq.tokens = NULL
+        seq.chain.hash = NULL
 
     def check(self):
         """Raise AssertionError unless entries, states, slots and blocks agree (promise 3)."""
@@ -315,6 +376,9 @@ cdef class SequenceTable:
                 slots.add(seq.table_slot)
                 if self.pool.blocks_for(seq.n_computed) > self.tables.length(seq.table_slot):
                     raise AssertionError(f"sequence {seq.id} has computed tokens outside its blocks")
+                full = seq.n_computed // self.pool.block_size
+                if self._sharing is not None and seq.chain.n_shared != full:
+                    raise AssertionError(f"sequence {seq.id} shares {seq.chain.n_shared} of its {full} full blocks")
         if live + self.n_entries_free != self.n_entries:
             raise AssertionError(f"{live} live and {self.n_entries_free} free entries are not {self.n_entries}")
         free_slots = {self._free_slot[i] for i in range(self.n_slots_free)}

@@ -4,7 +4,8 @@ A step, in order:
 
     1. Every decoding sequence gets its next token, oldest first. When the pool has no block for it, the newest
        running sequence gives its blocks back and goes to the front of the queue (it may be the one that asked).
-    2. What is left of the step's budget goes to prompt chunks, first come, first served.
+    2. What is left of the step's budget goes to prompt chunks, first come, first served. First a prompt takes what
+       others have computed of it; one whose next block an older row of this very step computes waits for that.
     3. While budget is left, waiting sequences are admitted, in order, none overtaking another. One is admitted when
        the pool has all the blocks for its tokens and the next one (a preempted sequence's tokens are its prompt and
        all it has generated), and beside them a block, in each layer group, for every running sequence that may still
@@ -15,7 +16,7 @@ pool, so the oldest live sequence always advances.
 """
 
 from libc.math cimport isnan
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
@@ -31,7 +32,7 @@ from miro_cy.cache.block_pool cimport BlockPool
 from miro_cy.cache.block_table cimport BlockTables
 from miro_cy.native cimport MIRO_INDEX
 from miro_cy.sched.request cimport (
-    DECODING, PREFILLING, QUEUED, Decoding, Prefilling, Sequence, SequenceTable, to_compute)
+    DECODING, PREFILLING, QUEUED, Decoding, Prefilling, Sequence, SequenceTable, cached_tokens, to_compute)
 from miro_cy.sched.sets cimport SequenceSets
 
 __all__ = ["Scheduler", "SchedulerConfig"]
@@ -65,6 +66,8 @@ cdef class Scheduler:
     cdef Decoding* _decode_row          # [max_num_seqs]
     cdef Prefilling* _chunk_row         # [max_num_seqs]
     cdef int64_t[::1] _row_id           # [max_num_seqs]
+    cdef uint64_t* _filled              # [max_tokens] the chains of blocks that the plan's chunks complete
+    cdef int _n_filled
 
     def __cinit__(
         self, BlockPool pool not None, BlockTables tables not None, config not None, *, max_context, clock
@@ -92,12 +95,14 @@ cdef class Scheduler:
         self._row_id = np.zeros(n_rows, np.int64)
         self._decode_row = <Decoding*> malloc(n_rows * sizeof(Decoding))
         self._chunk_row = <Prefilling*> malloc(n_rows * sizeof(Prefilling))
-        if self._decode_row == NULL or self._chunk_row == NULL:
+        self._filled = <uint64_t*> malloc(self.view.max_tokens * sizeof(uint64_t))
+        if self._decode_row == NULL or self._chunk_row == NULL or self._filled == NULL:
             raise MemoryError()
 
     def __dealloc__(self):
         free(self._decode_row)
         free(self._chunk_row)
+        free(self._filled)
 
     # --- arrival -------------------------------------------------------------------------------------------------
 
@@ -105,11 +110,12 @@ cdef class Scheduler:
         """Refuse what `add` would refuse whatever else is running; any thread. Raises as Limits.check."""
         self.limits.check(n_prompt, max_new)
 
-    def add(self, const int32_t[::1] tokens not None, max_new, *, logits_from=-1):
+    def add(self, const int32_t[::1] tokens not None, max_new, *, logits_from=-1, extras=()):
         """Queue a sequence; returns its id, larger than any before.
 
         tokens: the prompt, int32 [n], copied. max_new: most tokens to generate. logits_from: first prompt position
-        whose logits are wanted (scoring); -1: only the last.
+        whose logits are wanted (scoring); -1: only the last. extras: pairs (tag, value) of bytes that keep its cached
+        blocks apart from those of sequences with others.
         Raises BadField, ContextOverflow, Unschedulable, or QueueFull with an estimate of when to try again.
         """
         cdef Py_ssize_t n = tokens.shape[0], i
@@ -125,7 +131,7 @@ cdef class Scheduler:
                 f"{self._sets.n_waiting} sequences wait already (limit {self.config.max_waiting})",
                 retry_after_ms=self._retry_after_ms(now),
             )
-        return self._sets.add(tokens, max_new, logits_from, now)
+        return self._sets.add(tokens, max_new, logits_from, now, extras)
 
     cdef int _retry_after_ms(self, double now) except -1:
         # The first in the queue saw all the places before it go while it waited: its age over the queue's length is
@@ -183,11 +189,13 @@ cdef class Scheduler:
         cdef int scores = self.config.max_score_tokens
         cdef int i = 0, n
         cdef double now = self._clock()
+        self._n_filled = 0
         while tokens > 0:
             if i == self._sets.n_prefilling:
                 if not self._can_admit():
                     break
                 self._sets.admit_first(now)
+            self._table.catch_up(self._sets.prefilling[i])
             n = self._chunk_tokens(self._sets.prefilling[i], tokens, scores)
             if n > 0:
                 tokens -= n
@@ -209,7 +217,11 @@ cdef class Scheduler:
     cdef int _chunk_tokens(self, Prefilling h, int tokens, int scores) except -1:
         """How many tokens of a prompt this step computes, given what is left of tokens and scored logits rows."""
         cdef const Sequence* seq = self._table.prefilling(h)
-        cdef int n = min(tokens, to_compute(seq))
+        cdef int n = min(tokens, to_compute(seq)), i
+        if seq.chain.n_shared < self._table.may_borrow(seq):
+            for i in range(self._n_filled):
+                if self._filled[i] == seq.chain.hash[seq.chain.n_shared]:
+                    return 0  # after this step it can take the block
         if seq.logits_from >= 0:
             n = min(n, max(seq.logits_from - seq.n_computed, 0) + scores)
         return n
@@ -217,6 +229,12 @@ cdef class Scheduler:
     cdef int _push_chunk(self, Prefilling h, int n) except -1:
         """Add the row; returns how many scored logits rows it takes."""
         cdef const Sequence* seq = self._table.prefilling(h)
+        cdef int block, end = min((seq.n_computed + n) // self._pool.block_size, self._table.may_borrow(seq))
+        # Not what is scored: that advances slowly, and nobody shall wait for it.
+        for block in range(seq.chain.n_shared, end):
+            MIRO_INDEX(self._n_filled, self.view.max_tokens)
+            self._filled[self._n_filled] = seq.chain.hash[block]
+            self._n_filled += 1
         self._row_id[self.view.n_rows] = seq.id
         MIRO_INDEX(self.view.n_rows - self._n_decode, self.view.max_rows)
         self._chunk_row[self.view.n_rows - self._n_decode] = h
@@ -323,6 +341,10 @@ cdef class Scheduler:
     def num_computed(self, seq):
         """Tokens in the KV cache; 0 again after a preemption."""
         return self._sets.find(seq).n_computed
+
+    def cached_tokens(self, seq):
+        """Prompt tokens that it did not have to compute, because others with the same prefix had."""
+        return cached_tokens(self._sets.find(seq))
 
     def state(self, seq):
         """'queued', 'prefilling' or 'decoding'."""

@@ -26,7 +26,7 @@ cdef class SequenceSets:
     cdef dict _slot_of              # sequence id -> entry
     cdef int64_t _next_id
 
-    cdef int64_t add(self, const int32_t[::1] tokens, int max_new, int logits_from, double now) except -1
+    cdef int64_t add(self, const int32_t[::1] tokens, int max_new, int logits_from, double now, extras) except -1
     cdef int admit_first(self, double now) except -1
     cdef int start_decoding(self, Prefilling h, int token, double now) except -1
     cdef int preempt_newest(self) except -1

@@ -49,9 +49,9 @@ cdef class SequenceSets:
         free(self.prefilling)
         free(self.decoding)
 
-    cdef int64_t add(self, const int32_t[::1] tokens, int max_new, int logits_from, double now) except -1:
+    cdef int64_t add(self, const int32_t[::1] tokens, int max_new, int logits_from, double now, extras) except -1:
         """A new sequence at the end of the queue; returns its id."""
-        cdef Queued h = self.table.create(self._next_id, tokens, max_new, logits_from, now)
+        cdef Queued h = self.table.create(self._next_id, tokens, max_new, logits_from, now, extras)
         self._slot_of[self._next_id] = h.slot
         MIRO_INDEX(self.n_waiting, self.table.n_entries)
         self.waiting[self.n_waiting] = h

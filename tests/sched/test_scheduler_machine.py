@@ -24,12 +24,12 @@ Op = tuple[Any, ...]
 def apply(world: Any, op: Op) -> Any:
     """One operation on a world; `victim` is a sequence that is live."""
     match op:
-        case ("add", n_prompt, max_new, logits_from):
-            return world.add(n_prompt, max_new, logits_from=logits_from)
+        case ("add", n_prompt, max_new, more):
+            return world.add(n_prompt, max_new, **more)
         case ("step",):
             return world.step()
         case ("failed step",):
-            return world.scheduler.plan()
+            return world.fail_step()
         case ("finish", victim):
             return world.scheduler.finish(victim)
         case ("step", victim, how):
@@ -59,8 +59,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_step_tokens=st.integers(1, 40),
         max_score_tokens=st.integers(1, 6),
         max_waiting=st.integers(1, 6),
+        prefix=st.sampled_from([True, True, True, False]),
+        hash_bits=st.sampled_from([64, 2, 0]),
     )
-    def start(self, **sizes: int) -> None:
+    def start(self, **sizes: Any) -> None:
         self.sizes = sizes | {"max_context": 48}
         self.world = self.make_world(**self.sizes)
         self.ops: list[Op] = []
@@ -73,12 +75,24 @@ class SchedulerMachine(RuleBasedStateMachine):
     def live(self) -> list[int]:
         return [s for s in self.world.prompts if self.world.scheduler.is_live(s)]
 
-    @rule(n_prompt=st.integers(1, 50), max_new=st.integers(0, 20), score=st.none() | st.floats(0, 0.99))
-    def add(self, n_prompt: int, max_new: int, score: float | None) -> None:
-        logits_from = -1 if score is None else int(n_prompt * score)
+    @rule(
+        n_prompt=st.integers(1, 50),
+        max_new=st.integers(0, 20),
+        score=st.none() | st.floats(0, 0.99),
+        shared=st.sampled_from([0.0, 0.5, 0.9, 1.0, 1.0]),
+        like=st.integers(0, 1),
+        salt=st.sampled_from([b"", b"", b"s"]),
+    )
+    def add(self, n_prompt: int, max_new: int, score: float | None, shared: float, like: int, salt: bytes) -> None:
+        more = {
+            "logits_from": -1 if score is None else int(n_prompt * score),
+            "salt": salt,
+            "like": like,
+            "shared": int(n_prompt * shared),
+        }
         capacity = self.sizes["n_blocks"] // self.sizes["n_groups"] * self.sizes["block_size"]
         try:
-            self.apply("add", n_prompt, max_new, logits_from)
+            self.apply("add", n_prompt, max_new, more)
         except ContextOverflow:
             assert n_prompt + max_new > 48
         except Unschedulable:
@@ -99,6 +113,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def failed_step(self) -> None:
         self.apply("failed step")
 
+    @rule()
+    def failed_step_that_ends_its_requests(self) -> None:
+        for seq in self.apply("failed step"):
+            self.apply("finish", seq)
+
     @precondition(lambda self: self.live())
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
@@ -108,6 +127,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), how=st.sampled_from(["cancelled meanwhile", "not finite"]))
     def troubled_step(self, data: st.DataObject, how: str) -> None:
         self.apply("step", data.draw(st.sampled_from(self.live())), how)
+
+    @invariant()
+    def the_index_is_right(self) -> None:
+        self.world.check_index()
 
     @invariant()
     def promise_3_conservation(self) -> None:
@@ -132,6 +155,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert steps <= bound, "the oldest advances by a token a step, so this cannot take longer"
         assert not self.world.scheduler.has_work
         assert self.world.pool.available() == self.world.pool.n_blocks
+        self.world.check_index()
         self.world.check_outputs()
         for seq in self.world.outputs:
             first = self.world.logits_from[seq]
