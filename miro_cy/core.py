@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from miro_cy.batch import BatchView
 from miro_cy.cache.block_pool import BlockPool
+from miro_cy.deadlines import Deadlines
 from miro_cy.errors import InternalError, MiroError, NonFinite
 from miro_cy.prepare import prompt_tokens
 from miro_cy.requests import Event, FinishReason, Request, Timing, TokenLogprob, Usage
@@ -76,6 +77,7 @@ class EngineCore:
         self._clock = clock
         self._live: dict[int, Choice | Scores] = {}  # by sequence id
         self._sequences: dict[int, int] = {}  # request id -> sequence id (one choice a request)
+        self._deadlines = Deadlines()
         self._pending: list[Event] = []
         self._next_id = 1
         self._steps = 0
@@ -97,9 +99,12 @@ class EngineCore:
             choice = Choice(
                 request_id, params, TokenSampler(params), self._tokenizer.stream(params.stop), max_new, usage
             )
-            seq = self._scheduler.add(tokens, max_new, extras=_extras(params))
+            seq = self._scheduler.add(
+                tokens, max_new, extras=_extras(params), priority=request.priority, client=request.client
+            )
             self._live[seq] = choice
             self._sequences[request_id] = seq
+            self._deadlines.add(seq, self._clock(), request.queue_ms, request.deadline_ms)
         self._next_id += 1
         return request_id
 
@@ -146,6 +151,9 @@ class EngineCore:
     def step(self) -> list[Event]:
         """Run one batch step; at most one event for each live choice. [] when there is nothing to do."""
         events, self._pending = self._pending, []
+        for seq, waiting in self._deadlines.due(self._clock()):
+            if not waiting or self._scheduler.times(seq)[1] is None:
+                events.append(self._end(seq, "deadline"))
         ended: list[int] = []  # told so already, still held by the scheduler
         try:
             view = self._scheduler.plan()
@@ -233,6 +241,7 @@ class EngineCore:
     def _forget(self, seq: int, reason: FinishReason, **more: Any) -> Event:
         """The terminal event of a sequence; the scheduler still holds it."""
         live = self._live.pop(seq)
+        self._deadlines.forget(seq)
         del self._sequences[live.request_id]
         self._counts["finished"] += 1
         self._counts["prompt_tokens"] += live.usage.prompt_tokens

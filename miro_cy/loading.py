@@ -144,6 +144,10 @@ def _assemble(
         max_step_tokens=config.max_step_tokens,
         step_ms=config.step_ms,
         max_waiting=config.max_waiting,
+        policy=config.policy,
+        ageing_ms=config.ageing_ms,
+        admission=config.admission,
+        watermark=config.watermark,
     )
     scheduler = Scheduler(pool, tables, limits, max_context=context, clock=time.monotonic)
     executor = CpuExecutor(

@@ -17,16 +17,6 @@ Each state is a struct of its own over one table. A transition takes the handle 
 next, so a call in the wrong state does not compile. What the compiler cannot see is a handle used twice: each
 transition changes the entry's generation, and a spent handle raises StaleHandle. Functions that touch KV blocks take
 Prefilling or Decoding (or admit to one).
-
-The tokens of a sequence:
-
-        0 ......... n_computed ......... n_tokens ......... capacity = n_prompt + max_new
-        in the KV cache   to be computed        to be generated
-
-A Decoding sequence has one token to be computed: the one it generated last. A Queued one has n_computed 0; `admit` and
-`catch_up` set it to the end of the blocks that the prefix index lends, if it has any. Those end before the last token
-and before the first scored one: whatever needs logits is computed afresh.
-Logits are needed at the last token (n_tokens - 1), and of a scored prompt at every position from logits_from on.
 """
 
 from cython cimport final
@@ -35,8 +25,8 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 from miro_cy.batch cimport BatchView
 from miro_cy.cache.block_pool cimport BlockPool
 from miro_cy.cache.block_table cimport BlockTables
-from miro_cy.cache.prefix cimport Chain
 from miro_cy.cache.sharing cimport PrefixSharing
+from miro_cy.sched.sequence cimport Sequence, State
 
 cdef struct Queued:
     int slot
@@ -54,31 +44,6 @@ cdef struct Finished:
     int slot
     uint32_t generation
 
-cdef enum State:
-    NOTHING = 0
-    QUEUED = 1
-    PREFILLING = 2
-    DECODING = 3
-    FINISHED = 4
-
-cdef struct Sequence:
-    int64_t id             # grows with arrival
-    State state
-    uint32_t generation
-    int32_t* tokens        # [capacity], owned by the entry
-    int n_prompt
-    int n_tokens           # prompt and generated
-    int capacity           # n_prompt + max_new
-    int n_computed         # tokens in the KV cache
-    int logits_from        # first position whose logits are wanted and not yet computed; -1: only the last token's
-    int table_slot         # slot in the block tables while Prefilling or Decoding, else -1
-    int n_borrowed         # tokens that the prefix index lent since the last admission
-    int n_cached           # fewest of them over the earlier admissions, at first the whole prompt
-    Chain chain            # its full blocks in the prefix index
-    double arrival         # seconds by the scheduler's clock; NaN: not yet
-    double admitted
-    double first_token
-
 
 @final
 cdef class SequenceTable:
@@ -87,6 +52,8 @@ cdef class SequenceTable:
     cdef readonly int n_entries
     cdef int n_entries_free
     cdef int n_slots_free
+    cdef readonly bint reserving    # whether `admit` takes the blocks of all tokens it may come to have
+    cdef int64_t _n_admitted
     cdef PrefixSharing _sharing     # None: nothing is shared
     cdef Sequence* _entry           # [n_entries]
     cdef int32_t[::1] _free_entry   # stacks
@@ -128,14 +95,9 @@ cdef class SequenceTable:
 
     cdef Sequence* _at(self, int slot, uint32_t generation, State state) except NULL
     cdef uint32_t _move(self, int slot, uint32_t generation, State source, State target) except? 0
+    cdef int _blocks_at_first(self, const Sequence* seq) except -1
     cdef int _borrow(self, Sequence* seq) except -1
     cdef int _give_back(self, Sequence* seq) except -1
     cdef void _forget_tokens(self, Sequence* seq) noexcept
     cdef int _advance(self, Sequence* seq, int n_tok) except -1
     cdef int _append(self, Sequence* seq, int token) except -1
-
-
-cdef int stored_limit(const Sequence* seq) noexcept
-cdef int to_compute(const Sequence* seq) noexcept
-cdef int logits_rows(const Sequence* seq, int n_tok) noexcept
-cdef int cached_tokens(const Sequence* seq) noexcept

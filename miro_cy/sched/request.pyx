@@ -11,6 +11,8 @@ import numpy as np
 from miro_cy.errors import InternalError
 
 from miro_cy.native cimport MIRO_INDEX, MIRO_SPAN, SEQUENCE_TABLES, SEQUENCES, tally
+from miro_cy.sched.sequence cimport (
+    DECODING, FINISHED, NOTHING, PREFILLING, QUEUED, cached_tokens, logits_rows, stored_limit, to_compute)
 
 _NAMES = ("nothing", "queued", "prefilling", "decoding", "finished")
 
@@ -33,45 +35,23 @@ def legal_edges():
     return {(_NAMES[s], _NAMES[t]) for s in range(5) for t in range(5) if _EDGES[s] >> t & 1}
 
 
-cdef int stored_limit(const Sequence* seq) noexcept:
-    """Tokens whose keys and values are ever stored: the last generated one is never fed back."""
-    return max(seq.n_prompt, seq.capacity - 1)
-
-
-cdef int to_compute(const Sequence* seq) noexcept:
-    """Tokens to be computed before the next one can be generated; 0 for a sequence that waits to be finished."""
-    return min(seq.n_tokens, stored_limit(seq)) - seq.n_computed
-
-
-cdef int logits_rows(const Sequence* seq, int n_tok) noexcept:
-    """Of the next n_tok tokens to compute, how many at their end need logits."""
-    cdef int end = seq.n_computed + n_tok
-    cdef int last = end == seq.n_tokens
-    if seq.logits_from < 0:
-        return last
-    return max(last, end - max(seq.n_computed, seq.logits_from))
-
-
-cdef int cached_tokens(const Sequence* seq) noexcept:
-    """Prompt tokens that it never had to compute. What it finds of its own after a preemption does not count."""
-    if isnan(seq.admitted):
-        return 0
-    return min(seq.n_cached, seq.n_borrowed) if seq.table_slot >= 0 else seq.n_cached
-
-
 cdef class SequenceTable:
     """Every live sequence; n_entries of them at most, n_slots of which may own KV blocks at once.
 
+    reserving: `admit` takes blocks for all tokens that a sequence may come to have, so that none ever has to grow.
     Handles are C structs; Python (tests) sees them as dicts {"slot", "generation"}.
     """
 
-    def __cinit__(self, BlockPool pool not None, BlockTables tables not None, int n_entries, int n_slots):
+    def __cinit__(
+        self, BlockPool pool not None, BlockTables tables not None, int n_entries, int n_slots, bint reserving=False
+    ):
         if n_entries < 1 or not 1 <= n_slots <= tables.n_slots:
             raise ValueError(f"no sequence table with {n_entries} entries and {n_slots} of {tables.n_slots} slots")
         self.pool = pool
         self.tables = tables
         self.n_entries = self.n_entries_free = n_entries
         self.n_slots_free = n_slots
+        self.reserving = reserving
         self._free_entry = np.arange(n_entries, dtype=np.int32)[::-1].copy()
         self._free_slot = np.arange(n_slots, dtype=np.int32)[::-1].copy()
         self._sharing = None if pool.index is None else PrefixSharing(pool, tables)
@@ -119,6 +99,7 @@ cdef class SequenceTable:
         self.n_entries_free -= 1
         tally(SEQUENCES, 1)
         seq.id = sequence_id
+        seq.order = -1
         seq.n_prompt = seq.n_tokens = n
         seq.capacity = n + max_new
         seq.n_computed = seq.n_borrowed = seq.chain.n_hashed = seq.chain.n_shared = 0
@@ -130,8 +111,7 @@ cdef class SequenceTable:
         return Queued(slot, self._move(slot, seq.generation, NOTHING, QUEUED))
 
     cpdef Prefilling admit(self, Queued h, double now) except *:
-        """Queued -> Prefilling: take a table slot and every block that its tokens and the next one need, those whose
-        tokens the prefix index has from there."""
+        """Queued -> Prefilling: take a table slot and the blocks it needs, from the prefix index where it has them."""
         cdef Sequence* seq = self._at(h.slot, h.generation, QUEUED)
         cdef int need = self.blocks_to_admit(h)
         if self.n_slots_free == 0:
@@ -142,9 +122,11 @@ cdef class SequenceTable:
         self.n_slots_free -= 1
         seq.table_slot = self._free_slot[self.n_slots_free]
         self._borrow(seq)
-        self.tables.extend(self.pool, seq.table_slot, self.pool.blocks_for(min(seq.n_tokens + 1, stored_limit(seq))))
-        if isnan(seq.admitted):
+        self.tables.extend(self.pool, seq.table_slot, self._blocks_at_first(seq))
+        if seq.order < 0:
             seq.admitted = now
+            seq.order = self._n_admitted
+            self._n_admitted += 1
         return Prefilling(h.slot, self._move(h.slot, h.generation, QUEUED, PREFILLING))
 
     cpdef Decoding start_decoding(self, Prefilling h, int token, double now) except *:
@@ -230,7 +212,7 @@ cdef class SequenceTable:
         What is cached counts: once it is taken it is available no longer.
         """
         cdef Sequence* seq = self._at(h.slot, h.generation, QUEUED)
-        cdef int n = self.tables.n_groups * self.pool.blocks_for(min(seq.n_tokens + 1, stored_limit(seq)))
+        cdef int n = self.tables.n_groups * self._blocks_at_first(seq)
         if self._sharing is not None:
             n -= self._sharing.owned_hits(&seq.chain, seq.tokens, self.may_borrow(seq))
         return n
@@ -310,6 +292,11 @@ cdef class SequenceTable:
         seq.state = target
         seq.generation += 1
         return seq.generation
+
+    cdef int _blocks_at_first(self, const Sequence* seq) except -1:
+        """Entries of its table when it is admitted: for its tokens and the next one, or for all that may come."""
+        cdef int limit = stored_limit(seq)
+        return self.pool.blocks_for(limit if self.reserving else min(seq.n_tokens + 1, limit))
 
     cdef int _borrow(self, Sequence* seq) except -1:
         cdef int end, skipped

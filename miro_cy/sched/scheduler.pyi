@@ -11,8 +11,6 @@ from miro_cy.sched.limits import Limits
 
 __all__ = ["Scheduler", "SchedulerConfig"]
 
-MAX_RETRY_MS: int
-
 class Scheduler:
     @property
     def view(self) -> BatchView: ...
@@ -41,6 +39,8 @@ class Scheduler:
         *,
         logits_from: int = -1,
         extras: Iterable[tuple[bytes, bytes]] = (),
+        priority: int = 0,
+        client: str = "",
     ) -> int: ...
     def plan(self) -> BatchView | None: ...
     def planned(self) -> list[int]: ...

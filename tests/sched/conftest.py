@@ -73,13 +73,17 @@ class World:
         salt: bytes = b"",
         like: int = 0,
         shared: int = 0,
+        priority: int = 0,
+        client: str = "",
     ) -> int:
         """A sequence whose prompt begins with `shared` tokens of the stream `like`, and goes on as no other does."""
         start = 1000 + 100 * len(self.prompts)
         prompt = np.arange(start, start + n_prompt, dtype=np.int32)
         prompt[:shared] = self.stream(like, min(shared, n_prompt))
         extras = [(b"salt", salt)] if salt else []
-        seq = self.scheduler.add(prompt, max_new, logits_from=logits_from, extras=extras)
+        seq = self.scheduler.add(
+            prompt, max_new, logits_from=logits_from, extras=extras, priority=priority, client=client
+        )
         self.prompts[seq] = (prompt.tolist(), max_new)
         self.logits_from[seq] = logits_from
         self.salts[seq] = salt

@@ -48,6 +48,10 @@ def apply(world: Any, op: Op) -> Any:
     raise AssertionError(op)
 
 
+def reserved_and_preempted(world: Any) -> bool:
+    return world.config.admission == "reserve" and world.scheduler.preemptions > 0
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     make_world: ClassVar[Callable[..., Any]]
 
@@ -61,6 +65,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_waiting=st.integers(1, 6),
         prefix=st.sampled_from([True, True, True, False]),
         hash_bits=st.sampled_from([64, 2, 0]),
+        policy=st.sampled_from(["fcfs", "fcfs", "priority", "fair"]),
+        admission=st.sampled_from(["watermark", "watermark", "reserve"]),
+        watermark=st.sampled_from([0.0, 0.3]),
     )
     def start(self, **sizes: Any) -> None:
         self.sizes = sizes | {"max_context": 48}
@@ -81,15 +88,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         score=st.none() | st.floats(0, 0.99),
         shared=st.sampled_from([0.0, 0.5, 0.9, 1.0, 1.0]),
         like=st.integers(0, 1),
-        salt=st.sampled_from([b"", b"", b"s"]),
+        others=st.fixed_dictionaries(
+            {
+                "salt": st.sampled_from([b"", b"", b"s"]),
+                "priority": st.integers(-2, 2),
+                "client": st.sampled_from(["a", "b", "c"]),
+            }
+        ),
     )
-    def add(self, n_prompt: int, max_new: int, score: float | None, shared: float, like: int, salt: bytes) -> None:
-        more = {
-            "logits_from": -1 if score is None else int(n_prompt * score),
-            "salt": salt,
-            "like": like,
-            "shared": int(n_prompt * shared),
-        }
+    def add(
+        self, n_prompt: int, max_new: int, score: float | None, shared: float, like: int, others: dict[str, Any]
+    ) -> None:
+        logits_from = -1 if score is None else int(n_prompt * score)
+        more = others | {"logits_from": logits_from, "like": like, "shared": int(n_prompt * shared)}
         capacity = self.sizes["n_blocks"] // self.sizes["n_groups"] * self.sizes["block_size"]
         try:
             self.apply("add", n_prompt, max_new, more)
@@ -107,7 +118,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self) -> None:
         oldest = min(self.live(), default=None)
         rows = self.apply("step")
-        assert rows is None if oldest is None else oldest in rows, "the oldest sequence always advances"
+        assert (rows is None) == (oldest is None), "while anything is live, something is computed"
+        assert not rows or self.sizes["policy"] != "fcfs" or oldest in rows, "the oldest sequence always advances"
 
     @rule()
     def failed_step(self) -> None:
@@ -140,7 +152,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(running) == scheduler.n_running <= self.sizes["max_num_seqs"]
         assert len(self.live()) == scheduler.n_running + scheduler.n_waiting
         # Waste: less than a block a sequence and group, beside room for the next token.
-        blocks = sum(self.world.pool.blocks_for(len(scheduler.tokens(s)) + 1) for s in running)
+        reserved = self.sizes["admission"] == "reserve"
+        ends = [sum(self.world.size(s)) if reserved else len(scheduler.tokens(s)) + 1 for s in running]
+        blocks = sum(map(self.world.pool.blocks_for, ends))
         assert self.world.pool.n_blocks - self.world.pool.available() <= blocks * self.sizes["n_groups"]
 
     def teardown(self) -> None:
@@ -157,6 +171,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.world.pool.available() == self.world.pool.n_blocks
         self.world.check_index()
         self.world.check_outputs()
+        assert not reserved_and_preempted(self.world)
         for seq in self.world.outputs:
             first = self.world.logits_from[seq]
             wanted = list(range(first, self.world.size(seq)[0])) if first >= 0 else []
