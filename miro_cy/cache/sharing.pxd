@@ -9,7 +9,7 @@ too, and who holds an entry holds its parent.
 """
 
 from cython cimport final
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, uint64_t
 
 from miro_cy.cache.block_pool cimport BlockPool
 from miro_cy.cache.block_table cimport BlockTables
@@ -22,9 +22,14 @@ cdef class PrefixSharing:
     cdef readonly BlockTables tables
     cdef PrefixIndex _index
     cdef int32_t[::1] _found     # [groups]
+    cdef uint64_t[::1] _expected  # [n_blocks] chains of the blocks that the step being planned will complete
+    cdef int _n_expected
 
     cdef int owned_hits(self, Chain* chain, const int32_t* tokens, int limit) except -1
     cdef int borrow(self, Chain* chain, const int32_t* tokens, int slot, int limit) except -1
     cdef int publish(self, Chain* chain, const int32_t* tokens, int slot, int n_blocks) except -1
+    cdef void expect_nothing(self) noexcept
+    cdef void expect(self, const Chain* chain, int n_blocks) noexcept
+    cdef bint expects(self, const Chain* chain) noexcept
     cdef bint _find(self, const Chain* chain, int at, const int32_t* tokens) noexcept
     cdef int _parent(self, int group, int slot, int at) noexcept

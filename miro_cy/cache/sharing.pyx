@@ -5,6 +5,7 @@ import numpy as np
 from miro_cy.errors import InternalError
 
 from miro_cy.cache.prefix cimport NO_PARENT
+from miro_cy.native cimport MIRO_INDEX
 
 
 cdef class PrefixSharing:
@@ -17,6 +18,7 @@ cdef class PrefixSharing:
         self.tables = tables
         self._index = pool.index
         self._found = np.full(tables.n_groups, NO_PARENT, np.int32)
+        self._expected = np.zeros(pool.n_blocks, np.uint64)
 
     cdef int owned_hits(self, Chain* chain, const int32_t* tokens, int limit) except -1:
         """Blocks, over all groups, that `borrow` would take into empty tables and that somebody holds already: those
@@ -64,6 +66,28 @@ cdef class PrefixSharing:
                     self._index.insert(chain, chain.n_shared, tokens, group, parent, block)
             chain.n_shared += 1
         return 0
+
+    cdef void expect_nothing(self) noexcept:
+        """A step is planned anew."""
+        self._n_expected = 0
+
+    cdef void expect(self, const Chain* chain, int n_blocks) noexcept:
+        """The step will complete a sequence's first n_blocks blocks, as far as they are hashed."""
+        cdef int at
+        for at in range(chain.n_shared, min(n_blocks, chain.n_hashed)):
+            MIRO_INDEX(self._n_expected, self.pool.n_blocks)
+            self._expected[self._n_expected] = chain.hash[at]
+            self._n_expected += 1
+
+    cdef bint expects(self, const Chain* chain) noexcept:
+        """Whether the step will complete a block that a sequence could take in place of its next one. By the hash
+        alone: a mistake costs that sequence a step's wait, no more."""
+        cdef int i
+        if chain.n_shared < chain.n_hashed:
+            for i in range(self._n_expected):
+                if self._expected[i] == chain.hash[chain.n_shared]:
+                    return True
+        return False
 
     cdef bint _find(self, const Chain* chain, int at, const int32_t* tokens) noexcept:
         """Look a block up in every group; _found: its parents, and then the entries. False when one has none."""

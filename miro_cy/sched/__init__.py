@@ -6,6 +6,6 @@ sets       which handle waits, was preempted, computes its prompt or decodes
 policy     who is admitted next
 limits     what is refused when a request arrives
 rate       when a refused client should return
-budget     how many prompt tokens fit a step's time
+budget     how many prompt tokens fit a step's time; cost  the model that says so
 scheduler  plan() a step, commit() what it did
 """

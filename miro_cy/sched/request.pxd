@@ -80,6 +80,7 @@ cdef class SequenceTable:
     cdef const Sequence* decoding(self, Decoding h) except NULL
     cdef const Sequence* entry(self, int slot) except NULL
     cdef int may_borrow(self, const Sequence* seq) noexcept
+    cdef void begin_plan(self) noexcept
 
     # Work on blocks and tokens, only for the states that own blocks.
     cpdef int blocks_to_admit(self, Queued h) except -1
@@ -87,6 +88,7 @@ cdef class SequenceTable:
     cpdef int grow(self, Decoding h) except -1
     cpdef bint is_growing(self, int slot) except -1
     cpdef int catch_up(self, Prefilling h) except -1
+    cpdef bint is_awaiting(self, Prefilling h) except -1
     cpdef int push_chunk(self, Prefilling h, BatchView view, int n_tok) except -1
     cpdef int push_next(self, Decoding h, BatchView view) except -1
     cpdef int advance_prefilling(self, Prefilling h, int n_tok) except -1

@@ -239,6 +239,16 @@ cdef class SequenceTable:
         """Take what others have computed meanwhile of its next blocks; returns the tokens it need not compute."""
         return self._borrow(self._at(h.slot, h.generation, PREFILLING))
 
+    cdef void begin_plan(self) noexcept:
+        """The rows pushed so far belong to no step."""
+        if self._sharing is not None:
+            self._sharing.expect_nothing()
+
+    cpdef bint is_awaiting(self, Prefilling h) except -1:
+        """Whether a row pushed for this step completes a block that it can take afterwards, instead of computing it."""
+        cdef Sequence* seq = self._at(h.slot, h.generation, PREFILLING)
+        return seq.chain.n_shared < self.may_borrow(seq) and self._sharing.expects(&seq.chain)
+
     cpdef int push_chunk(self, Prefilling h, BatchView view, int n_tok) except -1:
         """Add a row with its next n_tok tokens to the view; returns the logits rows it asks for."""
         cdef Sequence* seq = self._at(h.slot, h.generation, PREFILLING)
@@ -247,6 +257,10 @@ cdef class SequenceTable:
             raise InternalError(f"sequence {seq.id} has no {n_tok} tokens to compute")
         MIRO_SPAN(seq.n_computed, n_tok, seq.capacity)
         view.push_row(seq.table_slot, seq.n_computed, seq.tokens + seq.n_computed, n_tok, n_log)
+        if self._sharing is not None:
+            # Not what is scored: that advances slowly, and nobody shall wait for it.
+            self._sharing.expect(
+                &seq.chain, min((seq.n_computed + n_tok) // self.pool.block_size, self.may_borrow(seq)))
         return n_log
 
     cpdef int push_next(self, Decoding h, BatchView view) except -1:

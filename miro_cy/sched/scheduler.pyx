@@ -4,8 +4,8 @@ A step, in order:
 
     1. Every decoding sequence gets its next token, oldest first. When the pool has no block for it, the newest
        running sequence gives its blocks back and goes to the front of the queue (it may be the one that asked).
-    2. What is left of the step's budget goes to prompt chunks, first come, first served. First a prompt takes what
-       others have computed of it; one whose next block an older row of this very step computes waits for that.
+    2. What is left of the step's time goes to prompt chunks, older sequences first. First a prompt takes what others
+       have computed of it; one whose next block an older row of this very step computes waits for that.
     3. While budget is left, sequences are admitted, first the preempted ones, oldest first, then whom the policy names;
        none overtakes another. One is admitted when the pool has all the blocks for its tokens and the next one (a
        preempted sequence's tokens are its prompt and all it has generated), and beside them, unless nothing runs, the
@@ -18,7 +18,7 @@ first admission is reached because policies let no stream of newcomers pass it f
 """
 
 from libc.math cimport isnan
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
@@ -67,11 +67,10 @@ cdef class Scheduler:
     # The last plan: its rows are _n_decode Decoding handles, then Prefilling ones.
     cdef bint _is_planned               # between plan() and commit()
     cdef int _n_decode
+    cdef int64_t _decode_keys           # keys that those rows attend to
     cdef Decoding* _decode_row          # [max_num_seqs]
     cdef Prefilling* _chunk_row         # [max_num_seqs]
     cdef int64_t[::1] _row_id           # [max_num_seqs]
-    cdef uint64_t* _filled              # [max_tokens] the chains of blocks that the plan's chunks complete
-    cdef int _n_filled
 
     def __cinit__(
         self, BlockPool pool not None, BlockTables tables not None, config not None, *, max_context, clock
@@ -102,14 +101,12 @@ cdef class Scheduler:
         self._row_id = np.zeros(n_rows, np.int64)
         self._decode_row = <Decoding*> malloc(n_rows * sizeof(Decoding))
         self._chunk_row = <Prefilling*> malloc(n_rows * sizeof(Prefilling))
-        self._filled = <uint64_t*> malloc(self.view.max_tokens * sizeof(uint64_t))
-        if self._decode_row == NULL or self._chunk_row == NULL or self._filled == NULL:
+        if self._decode_row == NULL or self._chunk_row == NULL:
             raise MemoryError()
 
     def __dealloc__(self):
         free(self._decode_row)
         free(self._chunk_row)
-        free(self._filled)
 
     # --- arrival -------------------------------------------------------------------------------------------------
 
@@ -152,6 +149,7 @@ cdef class Scheduler:
         failed) changes nothing: the next one computes the same tokens again.
         """
         self.view.clear()
+        self._table.begin_plan()
         self._is_planned = False
         self._plan_decodes()
         self._plan_chunks()
@@ -167,6 +165,7 @@ cdef class Scheduler:
         cdef int i = 0
         cdef Decoding h
         self._n_decode = 0
+        self._decode_keys = 0
         while i < self._sets.n_decoding:
             h = self._sets.decoding[i]
             if to_compute(self._table.decoding(h)) == 0:  # waits to be finished
@@ -175,6 +174,7 @@ cdef class Scheduler:
                 self._table.grow(h)
                 self._row_id[self.view.n_rows] = self._table.decoding(h).id
                 self._table.push_next(h, self.view)
+                self._decode_keys += self._table.decoding(h).n_computed + 1
                 MIRO_INDEX(self._n_decode, self.view.max_rows)
                 self._decode_row[self._n_decode] = h
                 self._n_decode += 1
@@ -189,19 +189,22 @@ cdef class Scheduler:
 
     cdef int _plan_chunks(self) except -1:
         """Prompt chunks for the rest of the budget, admitting what fits."""
-        cdef int tokens = self._budget.prompt_tokens(self._n_decode)
         cdef int scores = self.config.max_score_tokens
-        cdef int i = 0, n
+        cdef int i = 0, n, first
         cdef double now = self._clock()
-        self._n_filled = 0
-        while tokens > 0:
+        self._budget.begin(self._n_decode, self._decode_keys)
+        while not self._budget.spent:
             if i == self._sets.n_prefilling:
                 if not self._admit_next(now):
                     break
             self._table.catch_up(self._sets.prefilling[i])
-            n = self._chunk_tokens(self._sets.prefilling[i], tokens, scores)
+            n = self._chunk_tokens(self._sets.prefilling[i], scores)
             if n > 0:
-                tokens -= n
+                first = self._table.prefilling(self._sets.prefilling[i]).n_computed
+                n = self._budget.fit(first, n)
+                if n == 0:
+                    break
+                self._budget.take(first, n)
                 scores -= self._push_chunk(self._sets.prefilling[i], n)
             i += 1
         return 0
@@ -237,14 +240,12 @@ cdef class Scheduler:
             keep = keep * self._table.tables.n_groups + self._watermark
         return self._table.blocks_to_admit(h) + keep <= self._pool.available()
 
-    cdef int _chunk_tokens(self, Prefilling h, int tokens, int scores) except -1:
-        """How many tokens of a prompt this step computes, given what is left of tokens and scored logits rows."""
+    cdef int _chunk_tokens(self, Prefilling h, int scores) except -1:
+        """How many tokens of a prompt could be computed now, given what is left of scored logits rows."""
         cdef const Sequence* seq = self._table.prefilling(h)
-        cdef int n = min(tokens, to_compute(seq)), i
-        if seq.chain.n_shared < self._table.may_borrow(seq):
-            for i in range(self._n_filled):
-                if self._filled[i] == seq.chain.hash[seq.chain.n_shared]:
-                    return 0  # after this step it can take the block
+        cdef int n = to_compute(seq)
+        if self._table.is_awaiting(h):
+            return 0
         if seq.logits_from >= 0:
             n = min(n, max(seq.logits_from - seq.n_computed, 0) + scores)
         return n
@@ -252,12 +253,6 @@ cdef class Scheduler:
     cdef int _push_chunk(self, Prefilling h, int n) except -1:
         """Add the row; returns how many scored logits rows it takes."""
         cdef const Sequence* seq = self._table.prefilling(h)
-        cdef int block, end = min((seq.n_computed + n) // self._pool.block_size, self._table.may_borrow(seq))
-        # Not what is scored: that advances slowly, and nobody shall wait for it.
-        for block in range(seq.chain.n_shared, end):
-            MIRO_INDEX(self._n_filled, self.view.max_tokens)
-            self._filled[self._n_filled] = seq.chain.hash[block]
-            self._n_filled += 1
         self._row_id[self.view.n_rows] = seq.id
         MIRO_INDEX(self.view.n_rows - self._n_decode, self.view.max_rows)
         self._chunk_row[self.view.n_rows - self._n_decode] = h
@@ -277,14 +272,18 @@ cdef class Scheduler:
         is no plan to commit or `sampled` does not fit it.
         """
         cdef int i, n_prompt = 0
+        cdef int64_t prompt_keys = 0, n
         if not self._is_planned:
             raise ValueError("commit without a plan")
         if sampled.shape[0] != self.view.n_rows:
             raise ValueError(f"{sampled.shape[0]} sampled tokens for {self.view.n_rows} rows")
         for i in range(self.view.n_rows):
             self._check_sampled(i, sampled[i])
-            n_prompt += self.view.n_tok[i] if i >= self._n_decode else 0
-        self._budget.observe(self._n_decode, n_prompt, seconds)
+            if i >= self._n_decode:
+                n = self.view.n_tok[i]
+                n_prompt += self.view.n_tok[i]
+                prompt_keys += n * self.view.first_pos[i] + n * (n + 1) // 2
+        self._budget.observe(self._n_decode, self._decode_keys, n_prompt, prompt_keys, seconds)
         self._is_planned = False
         cdef double now = self._clock()
         for i in range(self.view.n_rows):
