@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from miro_cy.errors import ConfigError
 
 Compute = Literal["fast", "exact"]
+PolicyName = Literal["fcfs", "priority", "fair"]
+Admission = Literal["watermark", "reserve"]
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
@@ -43,7 +45,12 @@ class EngineConfig:
     block_size: tokens a KV block holds: 16, 32 or 64.
     max_context: most tokens of a sequence, prompt included (default: the model's).
     max_num_seqs: most sequences that run at once. max_waiting: most that wait for their turn.
+    prefix_cache: keep the KV blocks of finished requests while nobody else needs them, for prompts that begin alike.
     max_step_tokens: most tokens a step computes. step_ms: how long a step that carries streams should take.
+    policy: who is served next: "fcfs", first come first served; "priority", the highest first, where ageing_ms of
+        waiting weigh as much as one level; "fair", the client that was served least.
+    admission: "watermark" takes a request when the KV blocks for its tokens are free, and beside them that share of the
+        pool, and preempts when the pool runs out; "reserve" keeps room for all its max_tokens, and never preempts.
     seed: where seeds of requests that name none come from (default: the operating system).
 
     Raises ConfigError naming the field when a value is out of range.
@@ -59,6 +66,11 @@ class EngineConfig:
     max_waiting: int = 1024
     max_step_tokens: int = 512
     step_ms: float = 50.0
+    prefix_cache: bool = True
+    policy: PolicyName = "fcfs"
+    ageing_ms: float = 10_000.0
+    admission: Admission = "watermark"
+    watermark: float = 0.01
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -71,17 +83,29 @@ class EngineConfig:
         self._check_choice("block_size", (16, 32, 64))
         self._check_choice("kv_dtype", (None, "fp16", "fp32"))
         self._check_choice("compute", (None, "fast", "exact"))
+        if not isinstance(self.prefix_cache, bool):
+            raise ConfigError(
+                f"prefix_cache must be true or false, not {self.prefix_cache!r:.80}", field="prefix_cache"
+            )
         if self.compute == "exact" and self.kv_dtype == "fp16":
             raise ConfigError(
                 "compute 'exact' keeps the KV cache in fp32; kv_dtype 'fp16' contradicts it", field="kv_dtype"
             )
         if self.kv_memory is not None and self.kv_memory != "auto":
             object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
-        step_ms = self.step_ms
-        if isinstance(step_ms, bool) or not isinstance(step_ms, (int, float)):
-            raise ConfigError(f"step_ms must be a number, not {step_ms!r:.80}", field="step_ms")
-        if not 0 < step_ms <= 60_000:
-            raise ConfigError(f"step_ms must be above 0 and at most 60000, not {step_ms}", field="step_ms")
+        self._check_choice("policy", get_args(PolicyName))
+        self._check_choice("admission", get_args(Admission))
+        self._check_number("step_ms", 60_000)
+        self._check_number("ageing_ms", 3_600_000)
+        self._check_number("watermark", 0.5, zero=True)
+
+    def _check_number(self, name: str, high: float, *, zero: bool = False) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(f"{name} must be a number, not {value!r:.80}", field=name)
+        if not (0 < value <= high or (zero and value == 0)):
+            least = "at least" if zero else "above"
+            raise ConfigError(f"{name} must be {least} 0 and at most {high:g}, not {value!r:.80}", field=name)
 
     def _check_int(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
         value = getattr(self, name)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from miro_cy.batch import BatchView
 from miro_cy.cache.block_pool import BlockPool
+from miro_cy.deadlines import Deadlines
 from miro_cy.errors import InternalError, MiroError, NonFinite
 from miro_cy.prepare import prompt_tokens
 from miro_cy.requests import Event, FinishReason, Request, Timing, TokenLogprob, Usage
@@ -76,11 +77,12 @@ class EngineCore:
         self._clock = clock
         self._live: dict[int, Choice | Scores] = {}  # by sequence id
         self._sequences: dict[int, int] = {}  # request id -> sequence id (one choice a request)
+        self._deadlines = Deadlines()
         self._pending: list[Event] = []
         self._next_id = 1
         self._steps = 0
         self._last_step = clock()
-        self._counts = {"prompt_tokens": 0, "generated_tokens": 0, "finished": 0}
+        self._counts = {"prompt_tokens": 0, "cached_tokens": 0, "generated_tokens": 0, "finished": 0}
 
     # --- arrival and departure -----------------------------------------------------------------------------------
 
@@ -97,9 +99,12 @@ class EngineCore:
             choice = Choice(
                 request_id, params, TokenSampler(params), self._tokenizer.stream(params.stop), max_new, usage
             )
-            seq = self._scheduler.add(tokens, max_new)
+            seq = self._scheduler.add(
+                tokens, max_new, extras=_extras(params), priority=request.priority, client=request.client
+            )
             self._live[seq] = choice
             self._sequences[request_id] = seq
+            self._deadlines.add(seq, self._clock(), request.queue_ms, request.deadline_ms)
         self._next_id += 1
         return request_id
 
@@ -146,6 +151,9 @@ class EngineCore:
     def step(self) -> list[Event]:
         """Run one batch step; at most one event for each live choice. [] when there is nothing to do."""
         events, self._pending = self._pending, []
+        for seq, waiting in self._deadlines.due(self._clock()):
+            if not waiting or self._scheduler.times(seq)[1] is None:
+                events.append(self._end(seq, "deadline"))
         ended: list[int] = []  # told so already, still held by the scheduler
         try:
             view = self._scheduler.plan()
@@ -184,8 +192,11 @@ class EngineCore:
             if event is not None:
                 events.append(event)
                 if event.finish_reason is not None:
-                    ended.append(seq)
                     sampled[row] = -1
+                    if event.error is None:
+                        ended.append(seq)
+                    else:  # before the commit: others must not find what this step computed
+                        self._scheduler.finish(seq)
         return sampled
 
     def _take_scores(self, scores: Scores, position: int, rows: F32) -> bool:
@@ -230,9 +241,12 @@ class EngineCore:
     def _forget(self, seq: int, reason: FinishReason, **more: Any) -> Event:
         """The terminal event of a sequence; the scheduler still holds it."""
         live = self._live.pop(seq)
+        self._deadlines.forget(seq)
         del self._sequences[live.request_id]
         self._counts["finished"] += 1
         self._counts["prompt_tokens"] += live.usage.prompt_tokens
+        live.usage.cached_tokens = self._scheduler.cached_tokens(seq)
+        self._counts["cached_tokens"] += live.usage.cached_tokens
         timing = self._timing(seq)
         return Event(live.request_id, live.index, finish_reason=reason, usage=live.usage, timing=timing, **more)
 
@@ -263,6 +277,7 @@ class EngineCore:
             "free_blocks": self._pool.n_free,
             "cached_blocks": self._pool.n_cached,
             "total_blocks": self._pool.n_blocks,
+            "evictions": self._pool.evictions,
             "preemptions": self._scheduler.preemptions,
             "steps": self._steps,
             "last_step_age_ms": 1000.0 * (self._clock() - self._last_step),
@@ -272,3 +287,8 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Raise AssertionError unless every KV block is accounted for (promise 3)."""
         self._scheduler.check_integrity()
+
+
+def _extras(params: SamplingParams) -> list[tuple[bytes, bytes]]:
+    """What keeps the cached blocks of a request apart from those of others, each with its tag."""
+    return [] if params.cache_salt is None else [(b"salt", params.cache_salt.encode())]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, overload
@@ -217,7 +218,8 @@ class Engine:
         self._check_open()
         if not isinstance(request, Request):
             raise BadField(f"request must be a Request, not {type(request).__name__}", field="request")
-        request = self.prepare(request.prompt, request.params)  # cheap for what is prepared, and nothing else can tell
+        prepared = self.prepare(request.prompt, request.params)  # cheap for what is prepared, and nothing else can tell
+        request = replace(request, prompt=prepared.prompt, params=prepared.params)
         return self._driver.manual(lambda core: core.add(request, self._preparer.max_new(request)))
 
     def abort(self, request_id: int) -> bool:

@@ -15,6 +15,7 @@ from miro_cy._kernels.select import active_isa
 from miro_cy.batch import BatchView  # noqa: F401  (loads the extension before the scheduler cimports it)
 from miro_cy.cache.block_pool import BlockPool
 from miro_cy.cache.block_table import BlockTables
+from miro_cy.cache.prefix import PrefixIndex
 from miro_cy.config import Compute, EngineConfig
 from miro_cy.core import EngineCore
 from miro_cy.errors import ConfigError, ModelFormatError, Unavailable
@@ -133,7 +134,8 @@ def _assemble(
     compute = compute_mode(config, quantised=weights.quantised)
     kv_dtype = kv_dtype_of(config, compute)
     n_blocks = _blocks(spec, config, kv_dtype, context)
-    pool = BlockPool(n_blocks, config.block_size)
+    index = PrefixIndex(n_blocks, config.block_size) if config.prefix_cache else None
+    pool = BlockPool(n_blocks, config.block_size, index)
     width = min(n_blocks, -(-context // config.block_size))
     context = min(context, width * config.block_size)
     tables = BlockTables(1, config.max_num_seqs, width)
@@ -142,6 +144,10 @@ def _assemble(
         max_step_tokens=config.max_step_tokens,
         step_ms=config.step_ms,
         max_waiting=config.max_waiting,
+        policy=config.policy,
+        ageing_ms=config.ageing_ms,
+        admission=config.admission,
+        watermark=config.watermark,
     )
     scheduler = Scheduler(pool, tables, limits, max_context=context, clock=time.monotonic)
     executor = CpuExecutor(

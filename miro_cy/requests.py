@@ -7,20 +7,52 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from miro_client.results import Timing, TokenLogprob, Usage
-from miro_cy.errors import MiroError
+from miro_cy.errors import BadField, MiroError
 from miro_cy.sampling.params import SamplingParams
 
 #: A prompt: text, {"messages": [{"role", "content"}, ...]} for the model's chat template, or {"tokens": [ids]}.
 Prompt = str | Mapping[str, Any]
-FinishReason = Literal["stop", "length", "cancelled", "error"]
+FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
+#: Priorities lie between -MAX_PRIORITY and MAX_PRIORITY.
+MAX_PRIORITY = 100
+#: Longest deadline, in milliseconds, and most characters of a client's name.
+MAX_DEADLINE_MS = 2**53
+MAX_CLIENT_CHARS = 256
 
 
 @dataclass(slots=True)
 class Request:
-    """One request to the step level: `Engine.add(request) -> id`."""
+    """One request to the step level: `Engine.add(request) -> id`.
+
+    priority: -100 to 100, higher is sooner, under the policy "priority". client: whom it counts for under "fair".
+    queue_ms, deadline_ms: it ends with reason "deadline" unless it has begun, or ended, within so many milliseconds.
+
+    Raises BadField naming the field when a value has the wrong type or is out of range.
+    """
 
     prompt: Prompt
     params: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    client: str = ""
+    queue_ms: float | None = None
+    deadline_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        priority = self.priority
+        if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
+            raise BadField(
+                f"priority must be an integer between -{MAX_PRIORITY} and {MAX_PRIORITY}, not {priority!r:.80}",
+                field="priority",
+            )
+        if not isinstance(self.client, str) or len(self.client) > MAX_CLIENT_CHARS:
+            raise BadField(f"client must be a text of at most {MAX_CLIENT_CHARS} characters", field="client")
+        for name in ("queue_ms", "deadline_ms"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not 0 < value <= MAX_DEADLINE_MS:  # so is NaN refused
+                raise BadField(f"{name} must be above 0 and at most {MAX_DEADLINE_MS}, or None", field=name)
 
 
 @dataclass(slots=True)

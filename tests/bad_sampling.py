@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from miro_cy.sampling.params import MAX_INT32, MAX_LOGPROBS, MAX_STOP_BYTES, MAX_STOPS, MAX_UINT64
+from miro_cy.sampling.params import MAX_INT32, MAX_LOGPROBS, MAX_SALT_BYTES, MAX_STOP_BYTES, MAX_STOPS, MAX_UINT64
 
 HUGE = 10**5000  # more digits than Python agrees to write
 NAN, INF = float("nan"), float("inf")
@@ -29,4 +29,7 @@ BAD: dict[str, list[Any]] = {
     ],
     "ignore_eos": [0, 1, NAN, "true", None, [], HUGE],
     "logprobs": [-1, MAX_LOGPROBS + 1, HUGE, 1.0, NAN, "1", True, [1]],
+    "cache_salt": [
+        "", "x" * (MAX_SALT_BYTES + 1), "é" * (MAX_SALT_BYTES // 2 + 1), "\ud800", 1, b"x", True, ["x"], NAN, HUGE,
+    ],
 }  # fmt: skip

@@ -22,6 +22,11 @@ GOOD: dict[str, list[Any]] = {
     "max_waiting": [1, 2**20],
     "max_step_tokens": [1, 2**16],
     "step_ms": [0.001, 50, 60_000],
+    "prefix_cache": [True, False],
+    "policy": ["fcfs", "priority", "fair"],
+    "ageing_ms": [0.001, 3_600_000],
+    "admission": ["watermark", "reserve"],
+    "watermark": [0, 0.5],
     "seed": [None, 0, 2**64 - 1],
 }
 BAD: dict[str, list[Any]] = {
@@ -35,6 +40,11 @@ BAD: dict[str, list[Any]] = {
     "max_waiting": [0, 2**20 + 1, None],
     "max_step_tokens": [0, 2**16 + 1, None, 512.5],
     "step_ms": [0, -1, 60_001, float("nan"), float("inf"), True, "50", None, 10**400],
+    "prefix_cache": [0, 1, None, "true", []],
+    "policy": ["lifo", "", None, 1, True, []],
+    "ageing_ms": [0, -1, 3_600_001, float("nan"), True, "1", None],
+    "admission": ["", "none", None, 0],
+    "watermark": [-0.01, 0.51, float("nan"), False, "0", None],
     "seed": [-1, 2**64, 0.5, False],
 }
 FIELDS = [field.name for field in dataclasses.fields(EngineConfig)]

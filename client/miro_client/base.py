@@ -23,6 +23,8 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 #: How long a question about the worker waits unless told otherwise, in seconds: longer than connecting takes to fail,
 #: which says better what is wrong.
 CONTROL_S = 8.0
+#: Keywords of a call that are keys of GENERATE itself, not of `sampling`.
+OWN = frozenset(("priority", "queue_ms", "deadline_ms"))
 HELLO = wire.Hello(minor=wire.MINOR, client=f"miro-client {__version__}", lang="python")
 
 
@@ -90,7 +92,10 @@ def generate_body(
     *,
     stream: bool,
 ) -> wire.Generate:
-    """The body of a GENERATE. Raises BadField for what it cannot hold."""
+    """The body of a GENERATE. Raises BadField for what it cannot hold.
+
+    sampling: may hold priority, queue_ms and deadline_ms too, which are the request's own.
+    """
     if sum(given is not None for given in (prompt, tokens, messages)) != 1:
         raise BadField("give exactly one of prompt, tokens and messages", field="prompt")
     try:
@@ -98,8 +103,9 @@ def generate_body(
             prompt=prompt,
             tokens=None if tokens is None else wire.pack_ids(tokens),
             messages=None if messages is None else _messages(messages),
-            sampling=_sampling(sampling),
+            sampling=_sampling({name: value for name, value in sampling.items() if name not in OWN}),
             stream=stream,
+            **_sampling({name: value for name, value in sampling.items() if name in OWN}),
         )
     except MiroError:
         raise

@@ -5,7 +5,8 @@
 
 The array is the one copy: every BatchView shares it. All groups have the same length now; a group whose layers attend
 locally will give back what left its window, hence a length for each group. A table holds one reference to each of its
-blocks, so that a forked sequence can share them: fork copies a table, not a cache.
+blocks, so that sequences can share them: a prefix hit and a fork copy ids, not a cache. A shared block is only read.
+What is still to be written goes into a block of its own: hits and forks end before it, or `own` puts one there.
 """
 
 from cython cimport final
@@ -29,4 +30,7 @@ cdef class BlockTables:
     cpdef int length(self, int slot) except -1
     cpdef int missing(self, int slot, int n_blocks) except -1
     cpdef int extend(self, BlockPool pool, int slot, int n_blocks) except -1
+    cpdef int share(self, BlockPool pool, int group, int slot, int at, int block) except -1
+    cpdef int fork(self, BlockPool pool, int source, int target, int n_blocks) except -1
+    cpdef int own(self, BlockPool pool, int group, int slot, int at) except -2
     cpdef int free(self, BlockPool pool, int slot) except -1

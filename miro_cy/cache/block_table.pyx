@@ -70,17 +70,65 @@ cdef class BlockTables:
                 self._length[group, slot] = at + 1
         return need
 
+    cpdef int share(self, BlockPool pool, int group, int slot, int at, int block) except -1:
+        """Put a block that is owned or cached into entry `at` of a table: behind its last one, or in place of another,
+        which is given back. Returns the table's length."""
+        cdef int length, before
+        self.length(slot)
+        length = self._length[group, slot]
+        if not 0 <= at <= length or at >= self.max_blocks:
+            raise InternalError(f"a table of {length} of at most {self.max_blocks} blocks has no place {at}")
+        pool.share(block)
+        before = self.table[group, slot, at]
+        self.table[group, slot, at] = block
+        if at == length:
+            self._length[group, slot] = at + 1
+        else:
+            pool.decref(before)
+        return self._length[group, slot]
+
+    cpdef int fork(self, BlockPool pool, int source, int target, int n_blocks) except -1:
+        """Give an empty slot the first n_blocks blocks of another, in every group. Returns the entries copied."""
+        cdef int group, at, n = 0
+        if self.length(target) > 0 or source == target or not 0 <= n_blocks <= self.length(source):
+            raise InternalError(f"slot {target} cannot take {n_blocks} blocks of slot {source}")
+        for at in range(n_blocks):
+            for group in range(self.n_groups):
+                if at < self._length[group, source]:
+                    self.share(pool, group, target, at, self.table[group, source, at])
+                    n += 1
+        return n
+
+    cpdef int own(self, BlockPool pool, int group, int slot, int at) except -2:
+        """Make entry `at` a block that nobody else holds, so that it can be written: copy-on-write.
+
+        Returns the block that was shared, whose content the caller copies before anybody writes it, or NO_BLOCK when
+        the entry was the slot's alone. InternalError when the pool has no block left.
+        """
+        cdef int block, copy
+        self.length(slot)
+        if not 0 <= at < self._length[group, slot]:
+            raise InternalError(f"slot {slot} has no block {at} in group {group}")
+        block = self.table[group, slot, at]
+        if pool.refcount(block) == 1 and not pool.is_entry(block):
+            return NO_BLOCK
+        copy = pool.alloc()
+        self.table[group, slot, at] = copy
+        pool.decref(block)
+        return block
+
     cpdef int free(self, BlockPool pool, int slot) except -1:
         """Give back every block of a slot; returns how many entries there were."""
         cdef int group, at, n = 0
-        self.length(slot)
-        for group in range(self.n_groups):
-            # From the end, so that the table is whole at every moment.
-            for at in range(self._length[group, slot] - 1, -1, -1):
-                pool.decref(self.table[group, slot, at])
-                self.table[group, slot, at] = NO_BLOCK
-                self._length[group, slot] = at
-                n += 1
+        # From the end, so that the table is whole at every moment, and that of blocks which stay cached the last of the
+        # sequence leave first.
+        for at in range(self.length(slot) - 1, -1, -1):
+            for group in range(self.n_groups):
+                if at < self._length[group, slot]:
+                    pool.decref(self.table[group, slot, at])
+                    self.table[group, slot, at] = NO_BLOCK
+                    self._length[group, slot] = at
+                    n += 1
         return n
 
     def holders(self, int n_blocks):

@@ -22,6 +22,7 @@ MAX_TEMPERATURE = 2.0
 MAX_LOGPROBS = 128
 MAX_STOPS = 64
 MAX_STOP_BYTES = 1024
+MAX_SALT_BYTES = 256
 MAX_INT32 = 2**31 - 1
 MAX_UINT64 = 2**64 - 1
 
@@ -39,6 +40,7 @@ class SamplingParams:
     stop_token_ids: token ids that end the text.
     ignore_eos: EOS is drawn like any token and ends nothing; stop_token_ids still do.
     logprobs: None for none, else how many of the most likely alternatives to report with each token (0 to 128).
+    cache_salt: the prompt's cached blocks are shared among requests of the same salt only; 1 to 256 bytes of UTF-8.
 
     Raises BadField naming the field when a value has the wrong type or is out of range.
     """
@@ -52,6 +54,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -72,6 +75,8 @@ class SamplingParams:
             raise BadField(f"ignore_eos must be true or false, not {_shown(self.ignore_eos)}", field="ignore_eos")
         if self.logprobs is not None:
             put(self, "logprobs", _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS))
+        if self.cache_salt is not None:
+            _check_text("cache_salt", self.cache_salt, MAX_SALT_BYTES)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> SamplingParams:
@@ -132,15 +137,20 @@ def _stops(value: object) -> tuple[str, ...]:
     if len(stops) > MAX_STOPS:
         raise BadField(f"stop takes at most {MAX_STOPS} strings, got more", field="stop")
     for stop in stops:
-        if not isinstance(stop, str):
-            raise BadField(f"stop must hold strings, not {_shown(stop)}", field="stop")
-        try:
-            size = len(stop.encode())
-        except UnicodeEncodeError:
-            raise BadField("stop must hold valid Unicode text (a lone surrogate was found)", field="stop") from None
-        if not 1 <= size <= MAX_STOP_BYTES:
-            raise BadField(f"each stop string must have 1 to {MAX_STOP_BYTES} bytes, got {size}", field="stop")
+        _check_text("stop", stop, MAX_STOP_BYTES)
     return stops
+
+
+def _check_text(name: str, value: object, most: int) -> None:
+    """Refuse what is no text of 1 to `most` bytes of UTF-8."""
+    if not isinstance(value, str):
+        raise BadField(f"{name} must be text, not {_shown(value)}", field=name)
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise BadField(f"{name} must be valid Unicode text (a lone surrogate was found)", field=name) from None
+    if not 1 <= size <= most:
+        raise BadField(f"{name} must have 1 to {most} bytes, got {size}", field=name)
 
 
 def _token_ids(value: object) -> tuple[int, ...]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import get_args
 
+from miro_cy.config import Admission, PolicyName
 from miro_cy.errors import ConfigError
 
 MAX_SEQS = 65_536
 MAX_STEP_TOKENS = 1 << 20
 MAX_WAITING = 1 << 20
+MAX_AGEING_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +24,12 @@ class SchedulerConfig:
     step_ms: how long a step that carries decode rows should take, in milliseconds; prompt chunks are cut to fit.
     max_waiting: most sequences that may wait; beyond it new ones are refused.
     max_score_tokens: most logits rows a step computes for prompts that are scored, over all of them.
+    policy: who is admitted next: "fcfs", first come first served; "priority", the highest first, with ageing; "fair",
+        the client that was served least.
+    ageing_ms: under "priority", how long a wait weighs as much as one level.
+    admission: "watermark" takes a sequence when the blocks for its tokens are free and a few beside them, and preempts
+        when the pool runs out; "reserve" keeps blocks for all tokens that it may come to have, and never preempts.
+    watermark: under "watermark", the share of the pool that must stay free beside a block for each running sequence.
 
     Raises ConfigError naming the field when a value is out of range.
     """
@@ -29,7 +38,11 @@ class SchedulerConfig:
     max_step_tokens: int = 512
     step_ms: float = 50.0
     max_waiting: int = 1024
-    max_score_tokens: int = 256
+    max_score_tokens: int = 64
+    policy: PolicyName = "fcfs"
+    ageing_ms: float = 10_000.0
+    admission: Admission = "watermark"
+    watermark: float = 0.01
 
     def __post_init__(self) -> None:
         for name, high in (
@@ -41,8 +54,22 @@ class SchedulerConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
                 raise ConfigError(f"{name} must be an integer between 1 and {high}, not {value!r:.80}", field=name)
-        step_ms = self.step_ms
-        if isinstance(step_ms, bool) or not isinstance(step_ms, (int, float)):
-            raise ConfigError(f"step_ms must be a number, not {step_ms!r:.80}", field="step_ms")
-        if not (math.isfinite(step_ms) and step_ms > 0):
-            raise ConfigError(f"step_ms must be above 0 and finite, not {step_ms!r}", field="step_ms")
+        self._check_choice("policy", get_args(PolicyName))
+        self._check_choice("admission", get_args(Admission))
+        self._check_number("step_ms", math.inf)
+        self._check_number("ageing_ms", MAX_AGEING_MS)
+        self._check_number("watermark", 0.5, zero=True)
+
+    def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, str) or value not in choices:
+            raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r:.80}", field=name)
+
+    def _check_number(self, name: str, high: float, *, zero: bool = False) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(f"{name} must be a number, not {value!r:.80}", field=name)
+        if not (math.isfinite(value) and (value > 0 or (zero and value == 0)) and value <= high):
+            least = "at least" if zero else "above"
+            most = f" and at most {high:g}" if math.isfinite(high) else ""
+            raise ConfigError(f"{name} must be finite, {least} 0{most}, not {value!r:.80}", field=name)

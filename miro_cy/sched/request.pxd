@@ -17,14 +17,6 @@ Each state is a struct of its own over one table. A transition takes the handle 
 next, so a call in the wrong state does not compile. What the compiler cannot see is a handle used twice: each
 transition changes the entry's generation, and a spent handle raises StaleHandle. Functions that touch KV blocks take
 Prefilling or Decoding (or admit to one).
-
-The tokens of a sequence:
-
-        0 ......... n_computed ......... n_tokens ......... capacity = n_prompt + max_new
-        in the KV cache   to be computed        to be generated
-
-A Decoding sequence has one token to be computed: the one it generated last. After a preemption n_computed is 0.
-Logits are needed at the last token (n_tokens - 1), and of a scored prompt at every position from logits_from on.
 """
 
 from cython cimport final
@@ -33,6 +25,8 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 from miro_cy.batch cimport BatchView
 from miro_cy.cache.block_pool cimport BlockPool
 from miro_cy.cache.block_table cimport BlockTables
+from miro_cy.cache.sharing cimport PrefixSharing
+from miro_cy.sched.sequence cimport Sequence, State
 
 cdef struct Queued:
     int slot
@@ -50,28 +44,6 @@ cdef struct Finished:
     int slot
     uint32_t generation
 
-cdef enum State:
-    NOTHING = 0
-    QUEUED = 1
-    PREFILLING = 2
-    DECODING = 3
-    FINISHED = 4
-
-cdef struct Sequence:
-    int64_t id             # grows with arrival
-    State state
-    uint32_t generation
-    int32_t* tokens        # [capacity], owned by the entry
-    int n_prompt
-    int n_tokens           # prompt and generated
-    int capacity           # n_prompt + max_new
-    int n_computed         # tokens in the KV cache
-    int logits_from        # first position whose logits are wanted and not yet computed; -1: only the last token's
-    int table_slot         # slot in the block tables while Prefilling or Decoding, else -1
-    double arrival         # seconds by the scheduler's clock; NaN: not yet
-    double admitted
-    double first_token
-
 
 @final
 cdef class SequenceTable:
@@ -80,13 +52,16 @@ cdef class SequenceTable:
     cdef readonly int n_entries
     cdef int n_entries_free
     cdef int n_slots_free
+    cdef readonly bint reserving    # whether `admit` takes the blocks of all tokens it may come to have
+    cdef int64_t _n_admitted
+    cdef PrefixSharing _sharing     # None: nothing is shared
     cdef Sequence* _entry           # [n_entries]
     cdef int32_t[::1] _free_entry   # stacks
     cdef int32_t[::1] _free_slot
 
     # Transitions, one an edge of the diagram.
     cpdef Queued create(
-        self, int64_t sequence_id, const int32_t[::1] tokens, int max_new, int logits_from, double now
+        self, int64_t sequence_id, const int32_t[::1] tokens, int max_new, int logits_from, double now, extras=*
     ) except *
     cpdef Prefilling admit(self, Queued h, double now) except *
     cpdef Decoding start_decoding(self, Prefilling h, int token, double now) except *
@@ -104,12 +79,16 @@ cdef class SequenceTable:
     cdef const Sequence* prefilling(self, Prefilling h) except NULL
     cdef const Sequence* decoding(self, Decoding h) except NULL
     cdef const Sequence* entry(self, int slot) except NULL
+    cdef int may_borrow(self, const Sequence* seq) noexcept
+    cdef void begin_plan(self) noexcept
 
     # Work on blocks and tokens, only for the states that own blocks.
     cpdef int blocks_to_admit(self, Queued h) except -1
     cpdef int blocks_to_grow(self, Decoding h) except -1
     cpdef int grow(self, Decoding h) except -1
     cpdef bint is_growing(self, int slot) except -1
+    cpdef int catch_up(self, Prefilling h) except -1
+    cpdef bint is_awaiting(self, Prefilling h) except -1
     cpdef int push_chunk(self, Prefilling h, BatchView view, int n_tok) except -1
     cpdef int push_next(self, Decoding h, BatchView view) except -1
     cpdef int advance_prefilling(self, Prefilling h, int n_tok) except -1
@@ -118,11 +97,9 @@ cdef class SequenceTable:
 
     cdef Sequence* _at(self, int slot, uint32_t generation, State state) except NULL
     cdef uint32_t _move(self, int slot, uint32_t generation, State source, State target) except? 0
+    cdef int _blocks_at_first(self, const Sequence* seq) except -1
+    cdef int _borrow(self, Sequence* seq) except -1
     cdef int _give_back(self, Sequence* seq) except -1
+    cdef void _forget_tokens(self, Sequence* seq) noexcept
     cdef int _advance(self, Sequence* seq, int n_tok) except -1
     cdef int _append(self, Sequence* seq, int token) except -1
-
-
-cdef int stored_limit(const Sequence* seq) noexcept
-cdef int to_compute(const Sequence* seq) noexcept
-cdef int logits_rows(const Sequence* seq, int n_tok) noexcept

@@ -1,6 +1,8 @@
 """SequenceTable, the one gate that every state change passes; see request.pxd for the diagram."""
 
+from cpython.bytes cimport PyBytes_AS_STRING
 from libc.math cimport NAN, isnan
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
@@ -9,6 +11,8 @@ import numpy as np
 from miro_cy.errors import InternalError
 
 from miro_cy.native cimport MIRO_INDEX, MIRO_SPAN, SEQUENCE_TABLES, SEQUENCES, tally
+from miro_cy.sched.sequence cimport (
+    DECODING, FINISHED, NOTHING, PREFILLING, QUEUED, cached_tokens, logits_rows, stored_limit, to_compute)
 
 _NAMES = ("nothing", "queued", "prefilling", "decoding", "finished")
 
@@ -31,40 +35,26 @@ def legal_edges():
     return {(_NAMES[s], _NAMES[t]) for s in range(5) for t in range(5) if _EDGES[s] >> t & 1}
 
 
-cdef int stored_limit(const Sequence* seq) noexcept:
-    """Tokens whose keys and values are ever stored: the last generated one is never fed back."""
-    return max(seq.n_prompt, seq.capacity - 1)
-
-
-cdef int to_compute(const Sequence* seq) noexcept:
-    """Tokens to be computed before the next one can be generated; 0 for a sequence that waits to be finished."""
-    return min(seq.n_tokens, stored_limit(seq)) - seq.n_computed
-
-
-cdef int logits_rows(const Sequence* seq, int n_tok) noexcept:
-    """Of the next n_tok tokens to compute, how many at their end need logits."""
-    cdef int end = seq.n_computed + n_tok
-    cdef int last = end == seq.n_tokens
-    if seq.logits_from < 0:
-        return last
-    return max(last, end - max(seq.n_computed, seq.logits_from))
-
-
 cdef class SequenceTable:
     """Every live sequence; n_entries of them at most, n_slots of which may own KV blocks at once.
 
+    reserving: `admit` takes blocks for all tokens that a sequence may come to have, so that none ever has to grow.
     Handles are C structs; Python (tests) sees them as dicts {"slot", "generation"}.
     """
 
-    def __cinit__(self, BlockPool pool not None, BlockTables tables not None, int n_entries, int n_slots):
+    def __cinit__(
+        self, BlockPool pool not None, BlockTables tables not None, int n_entries, int n_slots, bint reserving=False
+    ):
         if n_entries < 1 or not 1 <= n_slots <= tables.n_slots:
             raise ValueError(f"no sequence table with {n_entries} entries and {n_slots} of {tables.n_slots} slots")
         self.pool = pool
         self.tables = tables
         self.n_entries = self.n_entries_free = n_entries
         self.n_slots_free = n_slots
+        self.reserving = reserving
         self._free_entry = np.arange(n_entries, dtype=np.int32)[::-1].copy()
         self._free_slot = np.arange(n_slots, dtype=np.int32)[::-1].copy()
+        self._sharing = None if pool.index is None else PrefixSharing(pool, tables)
         self._entry = <Sequence*> calloc(n_entries, sizeof(Sequence))
         if self._entry == NULL:
             raise MemoryError()
@@ -75,6 +65,7 @@ cdef class SequenceTable:
         if self._entry != NULL:
             for i in range(self.n_entries):
                 free(self._entry[i].tokens)
+                free(self._entry[i].chain.hash)
             free(self._entry)
             tally(SEQUENCE_TABLES, -1)
             tally(SEQUENCES, self.n_entries_free - self.n_entries)
@@ -82,10 +73,14 @@ cdef class SequenceTable:
     # --- transitions ---------------------------------------------------------------------------------------------
 
     cpdef Queued create(
-        self, int64_t sequence_id, const int32_t[::1] tokens, int max_new, int logits_from, double now
+        self, int64_t sequence_id, const int32_t[::1] tokens, int max_new, int logits_from, double now, extras=()
     ) except *:
-        """A new sequence with its own copy of the prompt. The arguments must have passed Limits.check."""
+        """A new sequence with its own copy of the prompt. The arguments must have passed Limits.check.
+
+        extras: pairs (tag, value) of bytes; it shares blocks with sequences of equal extras only.
+        """
         cdef int n = <int> tokens.shape[0], slot
+        cdef bytes domain = b"" if self._sharing is None else self.pool.index.domain(extras)
         cdef Sequence* seq
         if n < 1 or max_new < 0 or n > 2147483647 - max_new:
             raise ValueError(f"no sequence of {n} + {max_new} tokens")
@@ -95,15 +90,20 @@ cdef class SequenceTable:
         seq = &self._entry[slot]
         # Room for the longest it may become: nothing can fail half-way through a step. Untouched pages cost nothing.
         seq.tokens = <int32_t*> malloc((<size_t> n + max_new) * sizeof(int32_t))
-        if seq.tokens == NULL:
+        seq.chain.hash = <uint64_t*> malloc(((<size_t> n + max_new) // self.pool.block_size + 1) * sizeof(uint64_t))
+        if seq.tokens == NULL or seq.chain.hash == NULL:
+            self._forget_tokens(seq)
             raise MemoryError()
         memcpy(seq.tokens, &tokens[0], n * sizeof(int32_t))
+        memcpy(seq.chain.domain, PyBytes_AS_STRING(domain), len(domain))
         self.n_entries_free -= 1
         tally(SEQUENCES, 1)
         seq.id = sequence_id
+        seq.order = -1
         seq.n_prompt = seq.n_tokens = n
         seq.capacity = n + max_new
-        seq.n_computed = 0
+        seq.n_computed = seq.n_borrowed = seq.chain.n_hashed = seq.chain.n_shared = 0
+        seq.n_cached = n
         seq.logits_from = logits_from
         seq.table_slot = -1
         seq.arrival = now
@@ -111,17 +111,22 @@ cdef class SequenceTable:
         return Queued(slot, self._move(slot, seq.generation, NOTHING, QUEUED))
 
     cpdef Prefilling admit(self, Queued h, double now) except *:
-        """Queued -> Prefilling: take a table slot and every block that its tokens and the next one need."""
+        """Queued -> Prefilling: take a table slot and the blocks it needs, from the prefix index where it has them."""
         cdef Sequence* seq = self._at(h.slot, h.generation, QUEUED)
-        cdef int slot
+        cdef int need = self.blocks_to_admit(h)
         if self.n_slots_free == 0:
             raise InternalError("all block table slots are taken")
-        slot = self._free_slot[self.n_slots_free - 1]
-        self.tables.extend(self.pool, slot, self.pool.blocks_for(min(seq.n_tokens + 1, stored_limit(seq))))
+        if need > self.pool.available():
+            raise InternalError(
+                f"sequence {seq.id} needs {need} more KV blocks, {self.pool.available()} are available")
         self.n_slots_free -= 1
-        seq.table_slot = slot
-        if isnan(seq.admitted):
+        seq.table_slot = self._free_slot[self.n_slots_free]
+        self._borrow(seq)
+        self.tables.extend(self.pool, seq.table_slot, self._blocks_at_first(seq))
+        if seq.order < 0:
             seq.admitted = now
+            seq.order = self._n_admitted
+            self._n_admitted += 1
         return Prefilling(h.slot, self._move(h.slot, h.generation, QUEUED, PREFILLING))
 
     cpdef Decoding start_decoding(self, Prefilling h, int token, double now) except *:
@@ -159,8 +164,7 @@ cdef class SequenceTable:
     cpdef int forget(self, Finished h) except -1:
         """Finished -> nothing: the entry can be used again."""
         self._move(h.slot, h.generation, FINISHED, NOTHING)
-        free(self._entry[h.slot].tokens)
-        self._entry[h.slot].tokens = NULL
+        self._forget_tokens(&self._entry[h.slot])
         tally(SEQUENCES, -1)
         self._free_entry[self.n_entries_free] = h.slot
         self.n_entries_free += 1
@@ -191,12 +195,27 @@ cdef class SequenceTable:
             raise InternalError(f"no sequence in entry {slot}")
         return &self._entry[slot]
 
+    cdef int may_borrow(self, const Sequence* seq) noexcept:
+        """Leading blocks that it need not compute: those before its last token, and before its first scored one."""
+        if self._sharing is None:
+            return 0
+        cdef int end = seq.n_tokens - 1
+        if seq.logits_from >= 0:
+            end = min(end, seq.logits_from)
+        return end // self.pool.block_size
+
     # --- blocks and tokens ---------------------------------------------------------------------------------------
 
     cpdef int blocks_to_admit(self, Queued h) except -1:
-        """Blocks that `admit` takes."""
+        """Blocks that `admit` takes of the available ones: all it needs but those of others that it can share.
+
+        What is cached counts: once it is taken it is available no longer.
+        """
         cdef Sequence* seq = self._at(h.slot, h.generation, QUEUED)
-        return self.tables.n_groups * self.pool.blocks_for(min(seq.n_tokens + 1, stored_limit(seq)))
+        cdef int n = self.tables.n_groups * self._blocks_at_first(seq)
+        if self._sharing is not None:
+            n -= self._sharing.owned_hits(&seq.chain, seq.tokens, self.may_borrow(seq))
+        return n
 
     cpdef int blocks_to_grow(self, Decoding h) except -1:
         """Blocks that `grow` takes."""
@@ -216,6 +235,20 @@ cdef class SequenceTable:
             return False
         return self.tables.missing(seq.table_slot, self.pool.blocks_for(stored_limit(seq))) > 0
 
+    cpdef int catch_up(self, Prefilling h) except -1:
+        """Take what others have computed meanwhile of its next blocks; returns the tokens it need not compute."""
+        return self._borrow(self._at(h.slot, h.generation, PREFILLING))
+
+    cdef void begin_plan(self) noexcept:
+        """The rows pushed so far belong to no step."""
+        if self._sharing is not None:
+            self._sharing.expect_nothing()
+
+    cpdef bint is_awaiting(self, Prefilling h) except -1:
+        """Whether a row pushed for this step completes a block that it can take afterwards, instead of computing it."""
+        cdef Sequence* seq = self._at(h.slot, h.generation, PREFILLING)
+        return seq.chain.n_shared < self.may_borrow(seq) and self._sharing.expects(&seq.chain)
+
     cpdef int push_chunk(self, Prefilling h, BatchView view, int n_tok) except -1:
         """Add a row with its next n_tok tokens to the view; returns the logits rows it asks for."""
         cdef Sequence* seq = self._at(h.slot, h.generation, PREFILLING)
@@ -224,6 +257,10 @@ cdef class SequenceTable:
             raise InternalError(f"sequence {seq.id} has no {n_tok} tokens to compute")
         MIRO_SPAN(seq.n_computed, n_tok, seq.capacity)
         view.push_row(seq.table_slot, seq.n_computed, seq.tokens + seq.n_computed, n_tok, n_log)
+        if self._sharing is not None:
+            # Not what is scored: that advances slowly, and nobody shall wait for it.
+            self._sharing.expect(
+                &seq.chain, min((seq.n_computed + n_tok) // self.pool.block_size, self.may_borrow(seq)))
         return n_log
 
     cpdef int push_next(self, Decoding h, BatchView view) except -1:
@@ -270,13 +307,29 @@ cdef class SequenceTable:
         seq.generation += 1
         return seq.generation
 
+    cdef int _blocks_at_first(self, const Sequence* seq) except -1:
+        """Entries of its table when it is admitted: for its tokens and the next one, or for all that may come."""
+        cdef int limit = stored_limit(seq)
+        return self.pool.blocks_for(limit if self.reserving else min(seq.n_tokens + 1, limit))
+
+    cdef int _borrow(self, Sequence* seq) except -1:
+        cdef int end, skipped
+        if self._sharing is None:
+            return 0
+        end = self._sharing.borrow(&seq.chain, seq.tokens, seq.table_slot, self.may_borrow(seq))
+        skipped = max(0, end * self.pool.block_size - seq.n_computed)
+        seq.n_computed += skipped
+        seq.n_borrowed += skipped
+        return skipped
+
     cdef int _give_back(self, Sequence* seq) except -1:
         MIRO_INDEX(seq.table_slot, self.tables.n_slots)
         self.tables.free(self.pool, seq.table_slot)
         self._free_slot[self.n_slots_free] = seq.table_slot
         self.n_slots_free += 1
+        seq.n_cached = cached_tokens(seq)
         seq.table_slot = -1
-        seq.n_computed = 0
+        seq.n_computed = seq.n_borrowed = seq.chain.n_shared = 0
         return 0
 
     cdef int _advance(self, Sequence* seq, int n_tok) except -1:
@@ -286,6 +339,9 @@ cdef class SequenceTable:
         if seq.logits_from >= 0:
             # Delivered logits are not asked for again when a preemption has the prompt recomputed.
             seq.logits_from = max(seq.logits_from, seq.n_computed)
+        if self._sharing is not None:
+            # Only here does a block become findable: its step is over, and what speculation rejects is never advanced.
+            self._sharing.publish(&seq.chain, seq.tokens, seq.table_slot, seq.n_computed // self.pool.block_size)
         return seq.n_tokens - seq.n_computed
 
     cdef int _append(self, Sequence* seq, int token) except -1:
@@ -295,6 +351,12 @@ cdef class SequenceTable:
         seq.tokens[seq.n_tokens] = token
         seq.n_tokens += 1
         return 0
+
+    cdef void _forget_tokens(self, Sequence* seq) noexcept:
+        free(seq.tokens)
+        free(seq.chain.hash)
+        seq.tokens = NULL
+        seq.chain.hash = NULL
 
     def check(self):
         """Raise AssertionError unless entries, states, slots and blocks agree (promise 3)."""
@@ -315,6 +377,9 @@ cdef class SequenceTable:
                 slots.add(seq.table_slot)
                 if self.pool.blocks_for(seq.n_computed) > self.tables.length(seq.table_slot):
                     raise AssertionError(f"sequence {seq.id} has computed tokens outside its blocks")
+                full = seq.n_computed // self.pool.block_size
+                if self._sharing is not None and seq.chain.n_shared != full:
+                    raise AssertionError(f"sequence {seq.id} shares {seq.chain.n_shared} of its {full} full blocks")
         if live + self.n_entries_free != self.n_entries:
             raise AssertionError(f"{live} live and {self.n_entries_free} free entries are not {self.n_entries}")
         free_slots = {self._free_slot[i] for i in range(self.n_slots_free)}

@@ -4,14 +4,17 @@ A step, in order:
 
     1. Every decoding sequence gets its next token, oldest first. When the pool has no block for it, the newest
        running sequence gives its blocks back and goes to the front of the queue (it may be the one that asked).
-    2. What is left of the step's budget goes to prompt chunks, first come, first served.
-    3. While budget is left, waiting sequences are admitted, in order, none overtaking another. One is admitted when
-       the pool has all the blocks for its tokens and the next one (a preempted sequence's tokens are its prompt and
-       all it has generated), and beside them a block, in each layer group, for every running sequence that may still
-       grow: what is admitted should not be preempted at once.
+    2. What is left of the step's time goes to prompt chunks, older sequences first. First a prompt takes what others
+       have computed of it; one whose next block an older row of this very step computes waits for that.
+    3. While budget is left, sequences are admitted, first the preempted ones, oldest first, then whom the policy names;
+       none overtakes another. One is admitted when the pool has all the blocks for its tokens and the next one (a
+       preempted sequence's tokens are its prompt and all it has generated), and beside them, unless nothing runs, the
+       watermark and a block in each layer group for every running sequence that may still grow: what is admitted
+       should not be preempted at once. Under `admission="reserve"` all blocks it may come to need are taken at once.
 
-Why this ends: the oldest running sequence is never preempted for another, and whatever `check` let in fits an empty
-pool, so the oldest live sequence always advances.
+Why this ends: sequences are older or newer by their first admission. The oldest is never preempted for another, and
+whatever `check` let in fits an empty pool, so the oldest always advances, and with it each in turn. Who waits for its
+first admission is reached because policies let no stream of newcomers pass it for ever.
 """
 
 from libc.math cimport isnan
@@ -25,19 +28,18 @@ from miro_cy.errors import BadField, ConfigError, InternalError, QueueFull
 from miro_cy.sched.budget import StepBudget
 from miro_cy.sched.config import SchedulerConfig
 from miro_cy.sched.limits import Limits
+from miro_cy.sched.policy import make_policy
+from miro_cy.sched.rate import QueueRate
 
 from miro_cy.batch cimport BatchView
 from miro_cy.cache.block_pool cimport BlockPool
 from miro_cy.cache.block_table cimport BlockTables
 from miro_cy.native cimport MIRO_INDEX
-from miro_cy.sched.request cimport (
-    DECODING, PREFILLING, QUEUED, Decoding, Prefilling, Sequence, SequenceTable, to_compute)
+from miro_cy.sched.request cimport Decoding, Prefilling, Queued, SequenceTable
+from miro_cy.sched.sequence cimport DECODING, PREFILLING, QUEUED, Sequence, cached_tokens, to_compute
 from miro_cy.sched.sets cimport SequenceSets
 
 __all__ = ["Scheduler", "SchedulerConfig"]
-
-#: Longest advice for a client that found the queue full, in milliseconds.
-MAX_RETRY_MS = 60_000
 
 
 cdef class Scheduler:
@@ -59,9 +61,13 @@ cdef class Scheduler:
     cdef SequenceSets _sets
     cdef object _clock
     cdef object _budget
+    cdef object _policy
+    cdef object _rate                   # of the waiting queue
+    cdef int _watermark                 # blocks
     # The last plan: its rows are _n_decode Decoding handles, then Prefilling ones.
     cdef bint _is_planned               # between plan() and commit()
     cdef int _n_decode
+    cdef int64_t _decode_keys           # keys that those rows attend to
     cdef Decoding* _decode_row          # [max_num_seqs]
     cdef Prefilling* _chunk_row         # [max_num_seqs]
     cdef int64_t[::1] _row_id           # [max_num_seqs]
@@ -82,9 +88,12 @@ cdef class Scheduler:
         self.limits = Limits(max_context, <int64_t> (pool.n_blocks // tables.n_groups) * pool.block_size)
         self._clock = clock
         self._budget = StepBudget(config)
+        self._policy = make_policy(config)
+        self._rate = QueueRate(config.step_ms)
+        self._watermark = int(config.watermark * pool.n_blocks)
         self._pool = pool
         # Preempted sequences wait beside max_waiting others, hence room for both.
-        self._table = SequenceTable(pool, tables, config.max_waiting + n_rows, n_rows)
+        self._table = SequenceTable(pool, tables, config.max_waiting + n_rows, n_rows, config.admission == "reserve")
         self._sets = SequenceSets(self._table)
         # Beside a prompt chunk there are at most max_num_seqs - 1 decode rows.
         self.view = BatchView(n_rows, max(config.max_step_tokens, n_rows - 1 + self._budget.min_tokens), tables.table)
@@ -105,11 +114,12 @@ cdef class Scheduler:
         """Refuse what `add` would refuse whatever else is running; any thread. Raises as Limits.check."""
         self.limits.check(n_prompt, max_new)
 
-    def add(self, const int32_t[::1] tokens not None, max_new, *, logits_from=-1):
+    def add(self, const int32_t[::1] tokens not None, max_new, *, logits_from=-1, extras=(), priority=0, client=""):
         """Queue a sequence; returns its id, larger than any before.
 
         tokens: the prompt, int32 [n], copied. max_new: most tokens to generate. logits_from: first prompt position
-        whose logits are wanted (scoring); -1: only the last.
+        whose logits are wanted (scoring); -1: only the last. extras: pairs (tag, value) of bytes that keep its cached
+        blocks apart from those of sequences with others. priority, client: what the policies of these names look at.
         Raises BadField, ContextOverflow, Unschedulable, or QueueFull with an estimate of when to try again.
         """
         cdef Py_ssize_t n = tokens.shape[0], i
@@ -121,17 +131,14 @@ cdef class Scheduler:
                 raise BadField(f"token {i} of the prompt is {tokens[i]}, ids start at 0", field="prompt")
         cdef double now = self._clock()
         if self._sets.n_waiting >= self.config.max_waiting:
+            oldest = self._table.queued(self._sets.waiting[0]).arrival
             raise QueueFull(
                 f"{self._sets.n_waiting} sequences wait already (limit {self.config.max_waiting})",
-                retry_after_ms=self._retry_after_ms(now),
+                retry_after_ms=self._rate.retry_ms(now, oldest, self._sets.n_waiting),
             )
-        return self._sets.add(tokens, max_new, logits_from, now)
-
-    cdef int _retry_after_ms(self, double now) except -1:
-        # The first in the queue saw all the places before it go while it waited: its age over the queue's length is
-        # about how long it takes for one place to become free.
-        age = now - self._table.queued(self._sets.waiting[0]).arrival
-        return <int> (min(max(1000.0 * age / self._sets.n_waiting, self.config.step_ms, 1.0), MAX_RETRY_MS))
+        cdef int64_t seq = self._sets.add(tokens, max_new, logits_from, now, extras)
+        self._policy.add(seq, now, priority, client)
+        return seq
 
     # --- a step --------------------------------------------------------------------------------------------------
 
@@ -142,11 +149,12 @@ cdef class Scheduler:
         failed) changes nothing: the next one computes the same tokens again.
         """
         self.view.clear()
+        self._table.begin_plan()
         self._is_planned = False
         self._plan_decodes()
         self._plan_chunks()
         if self.view.n_rows == 0:
-            if self._sets.n_waiting > 0 and self._sets.n_running() == 0:
+            if self.n_waiting > 0 and self._sets.n_running() == 0:
                 raise InternalError("the KV pool is empty of sequences and yet cannot take the first in the queue")
             return None
         self._is_planned = True
@@ -157,6 +165,7 @@ cdef class Scheduler:
         cdef int i = 0
         cdef Decoding h
         self._n_decode = 0
+        self._decode_keys = 0
         while i < self._sets.n_decoding:
             h = self._sets.decoding[i]
             if to_compute(self._table.decoding(h)) == 0:  # waits to be finished
@@ -165,6 +174,7 @@ cdef class Scheduler:
                 self._table.grow(h)
                 self._row_id[self.view.n_rows] = self._table.decoding(h).id
                 self._table.push_next(h, self.view)
+                self._decode_keys += self._table.decoding(h).n_computed + 1
                 MIRO_INDEX(self._n_decode, self.view.max_rows)
                 self._decode_row[self._n_decode] = h
                 self._n_decode += 1
@@ -179,37 +189,63 @@ cdef class Scheduler:
 
     cdef int _plan_chunks(self) except -1:
         """Prompt chunks for the rest of the budget, admitting what fits."""
-        cdef int tokens = self._budget.prompt_tokens(self._n_decode)
         cdef int scores = self.config.max_score_tokens
-        cdef int i = 0, n
+        cdef int i = 0, n, first
         cdef double now = self._clock()
-        while tokens > 0:
+        self._budget.begin(self._n_decode, self._decode_keys)
+        while not self._budget.spent:
             if i == self._sets.n_prefilling:
-                if not self._can_admit():
+                if not self._admit_next(now):
                     break
-                self._sets.admit_first(now)
-            n = self._chunk_tokens(self._sets.prefilling[i], tokens, scores)
+            self._table.catch_up(self._sets.prefilling[i])
+            n = self._chunk_tokens(self._sets.prefilling[i], scores)
             if n > 0:
-                tokens -= n
+                first = self._table.prefilling(self._sets.prefilling[i]).n_computed
+                n = self._budget.fit(first, n)
+                if n == 0:
+                    break
+                self._budget.take(first, n)
                 scores -= self._push_chunk(self._sets.prefilling[i], n)
             i += 1
         return 0
 
-    cdef bint _can_admit(self) except -1:
-        cdef int i, reserve = 0
-        if self._sets.n_waiting == 0 or self._sets.n_running() == self.config.max_num_seqs:
+    cdef bint _admit_next(self, double now) except -1:
+        """Admit the sequence whose turn it is, if there is one and the pool has room for it."""
+        cdef const Sequence* seq
+        if self._sets.n_running() == self.config.max_num_seqs:
             return False
-        for i in range(self._sets.n_prefilling):
-            reserve += self._table.is_growing(self._sets.prefilling[i].slot)
-        for i in range(self._sets.n_decoding):
-            reserve += self._table.is_growing(self._sets.decoding[i].slot)
-        reserve *= self._table.tables.n_groups
-        return self._table.blocks_to_admit(self._sets.waiting[0]) + reserve <= self._pool.available()
+        if self._sets.n_preempted > 0:
+            if not self._has_room(self._sets.preempted[0]):
+                return False
+            self._sets.admit_preempted(now)
+            return True
+        id = self._policy.next()
+        if id is None or not self._has_room(self._sets.find_waiting(id)):
+            return False
+        self._sets.admit_waiting(id, now)
+        self._policy.remove(id)
+        self._rate.left(now)
+        seq = self._sets.find(id)
+        self._policy.charge(id, to_compute(seq), 0)
+        return True
 
-    cdef int _chunk_tokens(self, Prefilling h, int tokens, int scores) except -1:
-        """How many tokens of a prompt this step computes, given what is left of tokens and scored logits rows."""
+    cdef bint _has_room(self, Queued h) except -1:
+        """Whether the pool has the blocks that it needs now, and what should stay free beside them."""
+        cdef int i, keep = 0
+        if self._sets.n_running() > 0 and not self._table.reserving:
+            for i in range(self._sets.n_prefilling):
+                keep += self._table.is_growing(self._sets.prefilling[i].slot)
+            for i in range(self._sets.n_decoding):
+                keep += self._table.is_growing(self._sets.decoding[i].slot)
+            keep = keep * self._table.tables.n_groups + self._watermark
+        return self._table.blocks_to_admit(h) + keep <= self._pool.available()
+
+    cdef int _chunk_tokens(self, Prefilling h, int scores) except -1:
+        """How many tokens of a prompt could be computed now, given what is left of scored logits rows."""
         cdef const Sequence* seq = self._table.prefilling(h)
-        cdef int n = min(tokens, to_compute(seq))
+        cdef int n = to_compute(seq)
+        if self._table.is_awaiting(h):
+            return 0
         if seq.logits_from >= 0:
             n = min(n, max(seq.logits_from - seq.n_computed, 0) + scores)
         return n
@@ -236,14 +272,18 @@ cdef class Scheduler:
         is no plan to commit or `sampled` does not fit it.
         """
         cdef int i, n_prompt = 0
+        cdef int64_t prompt_keys = 0, n
         if not self._is_planned:
             raise ValueError("commit without a plan")
         if sampled.shape[0] != self.view.n_rows:
             raise ValueError(f"{sampled.shape[0]} sampled tokens for {self.view.n_rows} rows")
         for i in range(self.view.n_rows):
             self._check_sampled(i, sampled[i])
-            n_prompt += self.view.n_tok[i] if i >= self._n_decode else 0
-        self._budget.observe(self._n_decode, n_prompt, seconds)
+            if i >= self._n_decode:
+                n = self.view.n_tok[i]
+                n_prompt += self.view.n_tok[i]
+                prompt_keys += n * self.view.first_pos[i] + n * (n + 1) // 2
+        self._budget.observe(self._n_decode, self._decode_keys, n_prompt, prompt_keys, seconds)
         self._is_planned = False
         cdef double now = self._clock()
         for i in range(self.view.n_rows):
@@ -266,12 +306,14 @@ cdef class Scheduler:
             self._table.advance_decoding(h)
             if token >= 0:
                 self._table.append(h, token)
+                self._policy.charge(self._table.decoding(h).id, 0, 1)
         return 0
 
     cdef int _commit_chunk(self, Prefilling h, int n_tok, int token, double now) except -1:
         if self._table.holds_prefilling(h):
             self._table.advance_prefilling(h, n_tok)
             if token >= 0:
+                self._policy.charge(self._table.prefilling(h).id, 0, 1)
                 self._sets.start_decoding(h, token, now)
         return 0
 
@@ -280,14 +322,18 @@ cdef class Scheduler:
 
         Raises InternalError when no live sequence has that id.
         """
+        if self._sets.find(seq).order < 0:
+            self._policy.remove(seq)
+            self._rate.left(self._clock())
         self._sets.finish(seq)
+        self._policy.forget(seq)
 
     # --- what can be seen ----------------------------------------------------------------------------------------
 
     @property
     def n_waiting(self):
         """Sequences in the queue, preempted ones included."""
-        return self._sets.n_waiting
+        return self._sets.n_waiting + self._sets.n_preempted
 
     @property
     def n_running(self):
@@ -298,7 +344,7 @@ cdef class Scheduler:
     def has_work(self):
         """Whether any sequence waits or has tokens to compute. False when all that is left waits to be finished."""
         cdef int i
-        if self._sets.n_waiting > 0:
+        if self.n_waiting > 0:
             return True
         for i in range(self._sets.n_prefilling):
             if to_compute(self._table.prefilling(self._sets.prefilling[i])) > 0:
@@ -323,6 +369,10 @@ cdef class Scheduler:
     def num_computed(self, seq):
         """Tokens in the KV cache; 0 again after a preemption."""
         return self._sets.find(seq).n_computed
+
+    def cached_tokens(self, seq):
+        """Prompt tokens that it did not have to compute, because others with the same prefix had."""
+        return cached_tokens(self._sets.find(seq))
 
     def state(self, seq):
         """'queued', 'prefilling' or 'decoding'."""

@@ -6,7 +6,7 @@ from libc.string cimport memmove
 from miro_cy.errors import InternalError
 
 from miro_cy.native cimport MIRO_INDEX
-from miro_cy.sched.request cimport DECODING, PREFILLING, QUEUED
+from miro_cy.sched.sequence cimport DECODING, PREFILLING, QUEUED
 
 ctypedef fused Handle:
     Queued
@@ -39,19 +39,23 @@ cdef class SequenceSets:
         self.table = table
         self._slot_of = {}
         self.waiting = <Queued*> malloc(table.n_entries * sizeof(Queued))
+        self.preempted = <Queued*> malloc(table.n_entries * sizeof(Queued))
         self.prefilling = <Prefilling*> malloc(table.n_entries * sizeof(Prefilling))
         self.decoding = <Decoding*> malloc(table.n_entries * sizeof(Decoding))
-        if self.waiting == NULL or self.prefilling == NULL or self.decoding == NULL:
+        if self.waiting == NULL or self.preempted == NULL or self.prefilling == NULL or self.decoding == NULL:
             raise MemoryError()
 
     def __dealloc__(self):
         free(self.waiting)
+        free(self.preempted)
         free(self.prefilling)
         free(self.decoding)
 
-    cdef int64_t add(self, const int32_t[::1] tokens, int max_new, int logits_from, double now) except -1:
+    cdef int64_t add(
+        self, const int32_t[::1] tokens, int max_new, int logits_from, double now, extras
+    ) except -1:
         """A new sequence at the end of the queue; returns its id."""
-        cdef Queued h = self.table.create(self._next_id, tokens, max_new, logits_from, now)
+        cdef Queued h = self.table.create(self._next_id, tokens, max_new, logits_from, now, extras)
         self._slot_of[self._next_id] = h.slot
         MIRO_INDEX(self.n_waiting, self.table.n_entries)
         self.waiting[self.n_waiting] = h
@@ -59,14 +63,30 @@ cdef class SequenceSets:
         self._next_id += 1
         return self._next_id - 1
 
-    cdef int admit_first(self, double now) except -1:
-        """The sequence that has waited longest becomes the last of the prefilling ones."""
-        MIRO_INDEX(0, self.n_waiting)
-        MIRO_INDEX(self.n_prefilling, self.table.n_entries)
-        cdef Prefilling h = self.table.admit(self.waiting[0], now)
-        remove[Queued](self.waiting, self.n_waiting, 0)
+    cdef Queued find_waiting(self, object id) except *:
+        """The handle of a sequence that was never admitted."""
+        return self.waiting[position[Queued](self.waiting, self.n_waiting, self._slot_of[id])]
+
+    cdef int admit_waiting(self, object id, double now) except -1:
+        """A sequence that was never admitted becomes the last of the prefilling ones."""
+        cdef int at = position[Queued](self.waiting, self.n_waiting, self._slot_of[id])
+        self._admit(self.waiting[at], now)
+        remove[Queued](self.waiting, self.n_waiting, at)
         self.n_waiting -= 1
-        self.prefilling[self.n_prefilling] = h
+        return 0
+
+    cdef int admit_preempted(self, double now) except -1:
+        """The oldest of the preempted sequences becomes the last of the prefilling ones."""
+        MIRO_INDEX(0, self.n_preempted)
+        self._admit(self.preempted[0], now)
+        remove[Queued](self.preempted, self.n_preempted, 0)
+        self.n_preempted -= 1
+        return 0
+
+    cdef int _admit(self, Queued h, double now) except -1:
+        cdef Prefilling admitted = self.table.admit(h, now)
+        MIRO_INDEX(self.n_prefilling, self.table.n_entries)
+        self.prefilling[self.n_prefilling] = admitted
         self.n_prefilling += 1
         return 0
 
@@ -77,7 +97,7 @@ cdef class SequenceSets:
         remove[Prefilling](self.prefilling, self.n_prefilling, at)
         self.n_prefilling -= 1
         at = self.n_decoding
-        while at > 0 and self.table.decoding(self.decoding[at - 1]).id > self.table.decoding(d).id:
+        while at > 0 and self.table.decoding(self.decoding[at - 1]).order > self.table.decoding(d).order:
             at -= 1
         MIRO_INDEX(self.n_decoding, self.table.n_entries)
         insert[Decoding](self.decoding, self.n_decoding, at, d)
@@ -85,13 +105,13 @@ cdef class SequenceSets:
         return 0
 
     cdef int preempt_newest(self) except -1:
-        """The newest running sequence goes back to the front of the queue."""
+        """The newest running sequence becomes the oldest of the preempted ones."""
         cdef int64_t prefilling = -1, decoding = -1
         cdef Queued h
         if self.n_prefilling > 0:
-            prefilling = self.table.prefilling(self.prefilling[self.n_prefilling - 1]).id
+            prefilling = self.table.prefilling(self.prefilling[self.n_prefilling - 1]).order
         if self.n_decoding > 0:
-            decoding = self.table.decoding(self.decoding[self.n_decoding - 1]).id
+            decoding = self.table.decoding(self.decoding[self.n_decoding - 1]).order
         if prefilling > decoding:
             h = self.table.preempt_prefilling(self.prefilling[self.n_prefilling - 1])
             self.n_prefilling -= 1
@@ -100,16 +120,21 @@ cdef class SequenceSets:
             self.n_decoding -= 1
         else:
             raise InternalError("nothing runs that could be preempted")
-        MIRO_INDEX(self.n_waiting, self.table.n_entries)
-        insert[Queued](self.waiting, self.n_waiting, 0, h)
-        self.n_waiting += 1
+        MIRO_INDEX(self.n_preempted, self.table.n_entries)
+        insert[Queued](self.preempted, self.n_preempted, 0, h)
+        self.n_preempted += 1
         return 0
 
     cdef int finish(self, object id) except -1:
         """End a sequence in whatever state it is; its blocks go back and its id is forgotten."""
         cdef const Sequence* seq = self.find(id)
         cdef int slot = self._slot_of[id], at
-        if seq.state == QUEUED:
+        if seq.state == QUEUED and seq.order >= 0:
+            at = position[Queued](self.preempted, self.n_preempted, slot)
+            self.table.forget(self.table.finish_queued(self.preempted[at]))
+            remove[Queued](self.preempted, self.n_preempted, at)
+            self.n_preempted -= 1
+        elif seq.state == QUEUED:
             at = position[Queued](self.waiting, self.n_waiting, slot)
             self.table.forget(self.table.finish_queued(self.waiting[at]))
             remove[Queued](self.waiting, self.n_waiting, at)
@@ -144,16 +169,19 @@ cdef class SequenceSets:
 
     def check(self):
         """Raise AssertionError unless the sets, their order and the table agree (promise 3)."""
-        waiting = [self.table.queued(self.waiting[i]).id for i in range(self.n_waiting)]
-        prefilling = [self.table.prefilling(self.prefilling[i]).id for i in range(self.n_prefilling)]
-        decoding = [self.table.decoding(self.decoding[i]).id for i in range(self.n_decoding)]
-        for ids in (waiting, prefilling, decoding):
-            if ids != sorted(ids):
-                raise AssertionError(f"out of arrival order: {ids}")
+        ids = [self.table.queued(self.waiting[i]).id for i in range(self.n_waiting)]
+        if ids != sorted(ids):
+            raise AssertionError(f"out of arrival order: {ids}")
+        preempted = [self.table.queued(self.preempted[i]).order for i in range(self.n_preempted)]
+        prefilling = [self.table.prefilling(self.prefilling[i]).order for i in range(self.n_prefilling)]
+        decoding = [self.table.decoding(self.decoding[i]).order for i in range(self.n_decoding)]
+        for orders in (preempted, prefilling, decoding):
+            if orders != sorted(orders):
+                raise AssertionError(f"out of the order of admission: {orders}")
         running = prefilling + decoding
-        if running and waiting and max(running) > waiting[0]:
-            raise AssertionError(f"sequence {max(running)} overtook sequence {waiting[0]}")
-        if sorted(running + waiting) != sorted(self._slot_of):
+        if running and preempted and max(running) > preempted[0]:
+            raise AssertionError("a running sequence overtook a preempted one")
+        if len({*running, *preempted}) + len(ids) != len(self._slot_of):
             raise AssertionError("a live sequence is in no set, or in two")
         if len(self._slot_of) != self.table.n_entries - self.table.n_entries_free:
             raise AssertionError("a finished sequence still has its entry")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from miro_cy.cache.block_pool import BlockPool
+from miro_cy.cache.prefix import PrefixIndex
 from miro_cy.errors import ConfigError, InternalError
 
 
@@ -38,14 +39,14 @@ def test_double_free_raises() -> None:
     with pytest.raises(InternalError, match="free already"):
         pool.decref(block)
     with pytest.raises(InternalError, match="free already"):
-        pool.incref(block)
+        pool.share(block)
     pool.check(np.zeros(2, np.int32))
 
 
 @pytest.mark.parametrize("block", [-1, 2, 2**31 - 1])
 def test_blocks_outside_the_pool_are_refused(block: int) -> None:
     pool = BlockPool(2, 16)
-    for misuse in (pool.incref, pool.decref, pool.refcount):
+    for misuse in (pool.share, pool.decref, pool.refcount):
         with pytest.raises(InternalError, match="outside the pool"):
             misuse(block)
 
@@ -53,7 +54,7 @@ def test_blocks_outside_the_pool_are_refused(block: int) -> None:
 def test_a_shared_block_is_free_when_its_last_holder_leaves() -> None:
     pool = BlockPool(1, 16)
     block = pool.alloc()
-    assert pool.incref(block) == 2
+    assert pool.share(block) == 2
     assert pool.decref(block) == 1
     assert pool.available() == 0
     assert pool.decref(block) == 0
@@ -62,9 +63,19 @@ def test_a_shared_block_is_free_when_its_last_holder_leaves() -> None:
 
 @pytest.mark.parametrize(("field", "sizes"), [("n_blocks", (0, 16)), ("block_size", (4, 0)), ("n_blocks", (2**31, 1))])
 def test_sizes_are_checked(field: str, sizes: tuple[int, int]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        BlockPool(*sizes)
-    assert caught.value.field == field
+    for make in (BlockPool, PrefixIndex):
+        with pytest.raises(ConfigError) as caught:
+            make(*sizes)
+        assert caught.value.field == field
+
+
+def test_pool_and_index_have_the_same_sizes() -> None:
+    BlockPool(4, 16, PrefixIndex(4, 16))
+    for sizes in ((5, 16), (4, 32)):
+        with pytest.raises(ConfigError, match="does not fit the pool"):
+            BlockPool(4, 16, PrefixIndex(*sizes))
+    with pytest.raises(ConfigError, match="hash_bits"):
+        PrefixIndex(4, 16, hash_bits=65)
 
 
 def test_blocks_for_rounds_up() -> None:
@@ -113,7 +124,7 @@ class PoolMachine(RuleBasedStateMachine):
     def share(self, data: st.DataObject) -> None:
         block = self.pick(data)
         self.held[block] += 1
-        assert self.pool.incref(block) == self.held[block]
+        assert self.pool.share(block) == self.held[block]
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())

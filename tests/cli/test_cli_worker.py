@@ -53,7 +53,7 @@ def test_status_of_a_worker_that_is_well(ask: Callable[..., Result], worker: Wor
     told = lines(result, 12)
     assert told["status"].startswith("ok, up ")
     assert told["requests"] == "1: 1 length"
-    assert told["tokens"].startswith("3 of prompts, 4 generated, ")
+    assert told["tokens"].startswith("3 of prompts (0 cached), 4 generated, ")
     assert told["KV blocks"].startswith("0 of ")
     assert told["model"] == "Q4_1, context 512 tokens"
 

@@ -311,3 +311,20 @@ def test_tool_calls_reach_the_template(tiny: Engine, ask: Ask) -> None:
     messages = [{"role": "assistant", "tool_calls": [{"a": [1, None, True]}], "name": "Ann"}]
     answer = ask(tiny, {"messages": messages}, max_tokens=1, **GREEDY)
     assert answer.usage.prompt_tokens == len(tiny.tokenizer.encode('[{"a": [1, null, true]}]Ann'))
+
+
+def test_a_deadline_ends_an_answer_with_what_there_is(tiny: Engine, served: Any) -> None:
+    """The worker's deadlines, over a socket: whole and streamed, and they say so instead of failing."""
+    with Client(served(tiny), timeout=30) as client:
+        whole = client.complete("hello", max_tokens=200, ignore_eos=True, deadline_ms=1, queue_ms=60_000)
+        assert whole.finish_reason == "deadline"
+        assert len(whole.tokens) < 200
+        stream = client.generate("hello", max_tokens=200, ignore_eos=True, queue_ms=1, deadline_ms=60_000)
+        assert "".join(chunk.text for chunk in stream) == stream.result.text
+        assert stream.result.finish_reason in ("deadline", "length"), "it may have begun within a millisecond"
+        calm = client.complete("hello", max_tokens=5, ignore_eos=True, deadline_ms=60_000, priority=-100)
+        assert (calm.finish_reason, len(calm.tokens)) == ("length", 5)
+        for bad in ({"deadline_ms": 0}, {"queue_ms": -1}, {"priority": 101}, {"deadline_ms": "soon"}):
+            with pytest.raises(BadField) as caught:
+                client.complete("hello", **bad)
+            assert caught.value.field == next(iter(bad))

@@ -103,7 +103,7 @@ def check_blocks(engine):
     if stats["running"] == 0:
         assert stats["free_blocks"] + stats["cached_blocks"] == stats["total_blocks"]
     else:
-        assert stats["free_blocks"] < stats["total_blocks"]
+        assert stats["free_blocks"] + stats["cached_blocks"] < stats["total_blocks"]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -113,7 +113,7 @@ def test_promise_conservation(tight, seed):
     stats = tight.stats()
     assert stats["preemptions"] > 0
     assert work.reasons["cancelled"] > 5
-    assert stats["free_blocks"] == stats["total_blocks"]
+    assert stats["free_blocks"] + stats["cached_blocks"] == stats["total_blocks"]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -172,13 +172,13 @@ def test_promise_bounded_step(tight, steer):
 
 
 def test_promise_bounded_logits(load, golden, steer):
-    """Scoring a long prompt takes several steps of at most 256 logits rows."""
+    """Scoring a long prompt takes several steps of at most 64 logits rows."""
     engine = load(golden("llama"), threads=1, step_ms=60_000)
     steered = steer(engine)
     engine.logits([1] * 500)
     rows = [sum(n_log for _, _, _, n_log in view) for view in steered.views]
     assert sum(rows) == 500
-    assert 32 < max(rows) <= 256
+    assert 32 < max(rows) <= 64
 
 
 def test_promise_bounded_admission(tight):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from miro_cy.cache.block_pool import BlockPool
 from miro_cy.cache.block_table import BlockTables
+from miro_cy.cache.prefix import PrefixIndex
 from miro_cy.sched.scheduler import Scheduler, SchedulerConfig
 
 Row = tuple[int, int, int, int, int]  # sequence, first position, tokens, tokens with logits, sampled token
@@ -20,15 +21,25 @@ Row = tuple[int, int, int, int, int]  # sequence, first position, tokens, tokens
 class World:
     """Pool, tables, scheduler, a clock set by hand, and an executor whose next token is a hash of all before it.
 
-    The executor reads its context back from the blocks the tables name, so a block used twice, lost or out of order
-    changes the generated tokens. `reference` computes the same tokens without any of it.
+    What the executor stores for a token is a digest of all tokens up to it and of the sequence's salt. It reads its
+    whole context back from the blocks the tables name, so a block used twice, lost, out of order, written by one that
+    shares it, or taken from another prefix or salt is found at once. `reference` computes the tokens without any of it.
     """
 
     def __init__(
-        self, n_blocks: int = 64, block_size: int = 4, n_groups: int = 1, max_context: int = 128, **config: Any
+        self,
+        n_blocks: int = 64,
+        block_size: int = 4,
+        n_groups: int = 1,
+        max_context: int = 128,
+        *,
+        prefix: bool = True,
+        hash_bits: int = 64,
+        **config: Any,
     ) -> None:
         self.config = SchedulerConfig(**config)
-        self.pool = BlockPool(n_blocks, block_size)
+        self.index = PrefixIndex(n_blocks, block_size, hash_bits) if prefix else None
+        self.pool = BlockPool(n_blocks, block_size, self.index)
         self.tables = BlockTables(n_groups, self.config.max_num_seqs, -(-max_context // block_size))
         self.now = 100.0
         self.scheduler = Scheduler(self.pool, self.tables, self.config, max_context=max_context, clock=lambda: self.now)
@@ -37,6 +48,9 @@ class World:
         self.outputs: dict[int, list[int]] = {}
         self.scored: dict[int, list[int]] = {}
         self.logits_from: dict[int, int] = {}
+        self.salts: dict[int, bytes] = {}
+        self.computed: dict[int, set[int]] = {}
+        self.cached: dict[int, int] = {}
         self.log: list[list[Row]] = []
 
     @staticmethod
@@ -50,14 +64,46 @@ class World:
             tokens.append(self.next_token(np.array(tokens)))
         return tokens
 
-    def add(self, n_prompt: int, max_new: int, *, logits_from: int = -1) -> int:
+    def add(
+        self,
+        n_prompt: int,
+        max_new: int,
+        *,
+        logits_from: int = -1,
+        salt: bytes = b"",
+        like: int = 0,
+        shared: int = 0,
+        priority: int = 0,
+        client: str = "",
+    ) -> int:
+        """A sequence whose prompt begins with `shared` tokens of the stream `like`, and goes on as no other does."""
         start = 1000 + 100 * len(self.prompts)
         prompt = np.arange(start, start + n_prompt, dtype=np.int32)
-        seq = self.scheduler.add(prompt, max_new, logits_from=logits_from)
+        prompt[:shared] = self.stream(like, min(shared, n_prompt))
+        extras = [(b"salt", salt)] if salt else []
+        seq = self.scheduler.add(
+            prompt, max_new, logits_from=logits_from, extras=extras, priority=priority, client=client
+        )
         self.prompts[seq] = (prompt.tolist(), max_new)
         self.logits_from[seq] = logits_from
+        self.salts[seq] = salt
         self.scored[seq] = []
+        self.computed[seq] = set()
         return seq
+
+    @staticmethod
+    def stream(like: int, n: int) -> NDArray[np.int32]:
+        """The first n tokens of a prompt that several sequences share."""
+        return np.arange(500_000 + 10_000 * like, 500_000 + 10_000 * like + n, dtype=np.int32)
+
+    @staticmethod
+    def digests(salt: bytes, tokens: NDArray[Any]) -> list[int]:
+        """What the executor stores for each token."""
+        digest, stored = zlib.crc32(salt), []
+        for token in tokens.tolist():
+            digest = zlib.crc32(b"%d" % token, digest)
+            stored.append(digest)
+        return stored
 
     def context(self, slot: int, end: int) -> list[NDArray[np.int64]]:
         """What the blocks of each group hold at positions 0 .. end - 1."""
@@ -76,10 +122,14 @@ class World:
         for i, (seq, (slot, first, n_tok, n_log)) in enumerate(zip(ids, view.rows(), strict=True)):
             tokens, end = self.scheduler.tokens(seq), first + n_tok
             assert first == self.scheduler.num_computed(seq)
+            stored = self.digests(self.salts[seq], tokens[:end])
             for position in range(first, end):
-                self.kv[self.tables.array[:, slot, position // size], position % size] = tokens[position]
+                blocks = self.tables.array[:, slot, position // size]
+                assert [self.pool.refcount(block) for block in blocks] == [1] * len(blocks), "a shared block is written"
+                self.kv[blocks, position % size] = stored[position]
             for held in self.context(slot, end):
-                assert held.tolist() == tokens[:end].tolist(), f"sequence {seq} reads another's cache"
+                assert held.tolist() == stored, f"sequence {seq} reads another's cache"
+            self.computed[seq].update(range(first, min(end, len(self.prompts[seq][0]))))
             if self.logits_from[seq] >= 0:
                 n_prompt = len(self.prompts[seq][0])
                 self.scored[seq] += [p for p in range(end - n_log, end) if p < n_prompt]
@@ -109,12 +159,23 @@ class World:
         self.scheduler.commit(sampled, seconds)
         return self.reap()
 
+    def fail_step(self) -> list[int]:
+        """A step that breaks off after it wrote into its blocks; returns the sequences in it."""
+        if self.scheduler.plan() is None:
+            return []
+        for slot, first, n_tok, _ in self.scheduler.view.rows():
+            for position in range(first, first + n_tok):
+                block, offset = divmod(position, self.pool.block_size)
+                self.kv[self.tables.array[:, slot, block], offset] = -7
+        return self.scheduler.planned()
+
     def reap(self) -> list[int]:
         """Finish what reached its length, as the engine does after each step."""
         ids = self.scheduler.planned()
         for seq in ids:
             if self.scheduler.is_live(seq) and self.is_done(seq):
                 self.outputs[seq] = self.scheduler.tokens(seq).tolist()
+                self.cached[seq] = self.scheduler.cached_tokens(seq)
                 self.scheduler.finish(seq)
         return ids
 
@@ -136,6 +197,22 @@ class World:
     def check_outputs(self) -> None:
         for seq, output in self.outputs.items():
             assert output == self.reference(seq), f"sequence {seq} went wrong"
+            n_prompt = len(self.prompts[seq][0])
+            skipped = n_prompt - len(self.computed[seq])
+            assert 0 <= self.cached[seq] <= skipped, "what was computed is not counted as cached"
+            assert self.scheduler.preemptions or self.cached[seq] == skipped
+
+    def check_index(self) -> None:
+        """Every entry of the index names the tokens that its block holds (the executor's digests say so)."""
+        for block in range(self.pool.n_blocks):
+            chain, at = [], block
+            while self.index is not None and (entry := self.index.entry(at)) is not None:
+                chain.append(entry[2])
+                at = entry[1]
+            if chain:
+                tokens = np.array([token for part in reversed(chain) for token in part])
+                stored = [self.digests(salt, tokens)[-self.pool.block_size :] for salt in {*self.salts.values()}]
+                assert self.kv[block].tolist() in stored, f"block {block} does not hold what its entry says"
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 from miro_cy.cache.block_pool import BlockPool
 from miro_cy.cache.block_table import BlockTables
 from miro_cy.errors import BadField, ConfigError, ContextOverflow, QueueFull, Unschedulable
+from miro_cy.sched.rate import QueueRate
 from miro_cy.sched.scheduler import Scheduler, SchedulerConfig
 
 Make = Callable[..., Any]
@@ -70,11 +71,11 @@ def test_a_full_queue_refuses_with_a_time_to_retry(make_world: Make) -> None:
     world.add(4, 1)
     with pytest.raises(QueueFull, match="limit 2") as caught:
         world.add(4, 1)
-    assert caught.value.retry_after_ms == 50, "nothing waited yet: a step's time"
+    assert caught.value.retry_after_ms == 50, "a place has just become free: a step's time"
     world.now += 8.0
     with pytest.raises(QueueFull) as caught:
         world.add(4, 1)
-    assert caught.value.retry_after_ms == 4000, "8 s for two places"
+    assert caught.value.retry_after_ms == pytest.approx(8000, abs=50), "the one place so far became free 8 s ago"
     world.now += 1e6
     with pytest.raises(QueueFull) as caught:
         world.add(4, 1)
@@ -82,6 +83,50 @@ def test_a_full_queue_refuses_with_a_time_to_retry(make_world: Make) -> None:
     assert (world.scheduler.n_running, world.scheduler.n_waiting) == (1, 2)
     world.run()
     assert len(world.outputs) == 3
+
+
+def test_the_advice_follows_the_measured_rate() -> None:
+    rate = QueueRate(least_ms=50.0)
+    assert rate.retry_ms(now=10.0, oldest=4.0, n_waiting=3) == 2000, "nothing has left: 6 s for three places"
+    for now in range(100, 200, 2):
+        rate.left(float(now))
+    assert rate.retry_ms(now=198.0, oldest=190.0, n_waiting=100) == pytest.approx(2000, rel=0.05)
+    assert rate.retry_ms(now=262.0, oldest=190.0, n_waiting=100) == pytest.approx(4000, rel=0.05), "it has stopped"
+    for _ in range(100):
+        rate.left(300.0)
+    assert rate.retry_ms(now=300.0, oldest=190.0, n_waiting=100) == 50
+    assert rate.retry_ms(now=1e9, oldest=190.0, n_waiting=100) == 60_000
+
+
+@pytest.mark.parametrize(("watermark", "together"), [(0.0, True), (0.25, False)])
+def test_the_watermark_keeps_a_share_of_the_pool_free(make_world: Make, watermark: float, together: bool) -> None:
+    world = make_world(n_blocks=16, block_size=4, max_context=64, watermark=watermark, prefix=False)
+    first, second = world.add(20, 4), world.add(31, 4)  # six blocks and eight; one each may grow by one
+    assert world.step() == ([first, second] if together else [first])
+    world.run()
+    assert world.scheduler.preemptions == 0
+    # Whoever is alone may have the whole pool.
+    large = world.add(60, 4)
+    world.run()
+    assert large in world.outputs
+
+
+def test_reserved_room_is_never_taken_back(make_world: Make) -> None:
+    """Prompt and max_tokens are kept from the start, so that fewer run at once, and none is preempted."""
+    running, peak = {}, {}
+    for admission in ("watermark", "reserve"):
+        world = make_world(n_blocks=16, block_size=4, max_context=64, admission=admission)
+        for _ in range(6):
+            world.add(6, 20)
+        running[admission], peak[admission] = [], 0
+        while world.step() is not None:
+            world.scheduler.check_integrity()
+            running[admission].append(world.scheduler.n_running)
+            peak[admission] = max(peak[admission], world.scheduler.preemptions)
+        world.check_outputs()
+        assert len(world.outputs) == 6
+    assert max(running["reserve"]) == 2 < max(running["watermark"])
+    assert peak["watermark"] > 0 == peak["reserve"]
 
 
 def test_the_parts_must_fit_each_other() -> None:
@@ -96,7 +141,8 @@ def test_the_parts_must_fit_each_other() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [("max_num_seqs", 0), ("max_step_tokens", True), ("step_ms", float("nan")), ("step_ms", 0), ("step_ms", "50"),
-     ("max_waiting", 2**40), ("max_score_tokens", 1.5)],
+     ("max_waiting", 2**40), ("max_score_tokens", 1.5), ("policy", "lifo"), ("policy", []), ("admission", None),
+     ("watermark", -0.1), ("watermark", 0.6), ("ageing_ms", 0), ("ageing_ms", float("inf")), ("watermark", True)],
 )  # fmt: skip
 def test_settings_are_checked(field: str, value: Any) -> None:
     with pytest.raises(ConfigError) as caught:

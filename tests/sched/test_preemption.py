@@ -92,7 +92,7 @@ def test_many_in_a_pool_for_one_all_end(make_world: Make) -> None:
     assert world.scheduler.preemptions > 0
     assert len(world.outputs) == 8
     world.check_outputs()
-    assert world.pool.n_free == 16
+    assert world.pool.available() == 16
 
 
 def test_waste_is_under_one_block_a_sequence(make_world: Make) -> None:
@@ -100,7 +100,7 @@ def test_waste_is_under_one_block_a_sequence(make_world: Make) -> None:
     seqs = [world.add(n, 30) for n in (1, 4, 7, 8)]
     for _ in range(25):
         world.step()
-        held = world.pool.n_blocks - world.pool.n_free
+        held = world.pool.n_blocks - world.pool.available()
         assert held <= sum(world.pool.blocks_for(len(world.scheduler.tokens(s))) for s in seqs)
 
 
@@ -119,7 +119,7 @@ def test_a_cancel_in_any_state_frees_everything_at_once(make_world: Make, when: 
     assert not world.scheduler.is_live(seq)
     if other is not None:
         world.scheduler.finish(other)
-    assert world.pool.n_free == 8
+    assert world.pool.available() == 8
     assert not world.scheduler.has_work
     for forgotten in (world.scheduler.finish, world.scheduler.tokens, world.scheduler.state, world.scheduler.times):
         with pytest.raises(InternalError, match=f"no live sequence {seq}"):

@@ -100,7 +100,7 @@ def test_max_new_0_computes_the_prompt_and_waits_to_be_finished(make_world: Make
     assert world.scheduler.plan() is None
     assert not world.scheduler.has_work
     world.scheduler.finish(seq)
-    assert world.pool.n_free == world.pool.n_blocks
+    assert world.pool.available() == world.pool.n_blocks
 
 
 def test_a_sequence_at_its_limit_is_not_decoded_further(make_world: Make) -> None:

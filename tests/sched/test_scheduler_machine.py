@@ -24,12 +24,12 @@ Op = tuple[Any, ...]
 def apply(world: Any, op: Op) -> Any:
     """One operation on a world; `victim` is a sequence that is live."""
     match op:
-        case ("add", n_prompt, max_new, logits_from):
-            return world.add(n_prompt, max_new, logits_from=logits_from)
+        case ("add", n_prompt, max_new, more):
+            return world.add(n_prompt, max_new, **more)
         case ("step",):
             return world.step()
         case ("failed step",):
-            return world.scheduler.plan()
+            return world.fail_step()
         case ("finish", victim):
             return world.scheduler.finish(victim)
         case ("step", victim, how):
@@ -48,6 +48,10 @@ def apply(world: Any, op: Op) -> Any:
     raise AssertionError(op)
 
 
+def reserved_and_preempted(world: Any) -> bool:
+    return world.config.admission == "reserve" and world.scheduler.preemptions > 0
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     make_world: ClassVar[Callable[..., Any]]
 
@@ -59,8 +63,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_step_tokens=st.integers(1, 40),
         max_score_tokens=st.integers(1, 6),
         max_waiting=st.integers(1, 6),
+        prefix=st.sampled_from([True, True, True, False]),
+        hash_bits=st.sampled_from([64, 2, 0]),
+        policy=st.sampled_from(["fcfs", "fcfs", "priority", "fair"]),
+        admission=st.sampled_from(["watermark", "watermark", "reserve"]),
+        watermark=st.sampled_from([0.0, 0.3]),
     )
-    def start(self, **sizes: int) -> None:
+    def start(self, **sizes: Any) -> None:
         self.sizes = sizes | {"max_context": 48}
         self.world = self.make_world(**self.sizes)
         self.ops: list[Op] = []
@@ -73,12 +82,28 @@ class SchedulerMachine(RuleBasedStateMachine):
     def live(self) -> list[int]:
         return [s for s in self.world.prompts if self.world.scheduler.is_live(s)]
 
-    @rule(n_prompt=st.integers(1, 50), max_new=st.integers(0, 20), score=st.none() | st.floats(0, 0.99))
-    def add(self, n_prompt: int, max_new: int, score: float | None) -> None:
+    @rule(
+        n_prompt=st.integers(1, 50),
+        max_new=st.integers(0, 20),
+        score=st.none() | st.floats(0, 0.99),
+        shared=st.sampled_from([0.0, 0.5, 0.9, 1.0, 1.0]),
+        like=st.integers(0, 1),
+        others=st.fixed_dictionaries(
+            {
+                "salt": st.sampled_from([b"", b"", b"s"]),
+                "priority": st.integers(-2, 2),
+                "client": st.sampled_from(["a", "b", "c"]),
+            }
+        ),
+    )
+    def add(
+        self, n_prompt: int, max_new: int, score: float | None, shared: float, like: int, others: dict[str, Any]
+    ) -> None:
         logits_from = -1 if score is None else int(n_prompt * score)
+        more = others | {"logits_from": logits_from, "like": like, "shared": int(n_prompt * shared)}
         capacity = self.sizes["n_blocks"] // self.sizes["n_groups"] * self.sizes["block_size"]
         try:
-            self.apply("add", n_prompt, max_new, logits_from)
+            self.apply("add", n_prompt, max_new, more)
         except ContextOverflow:
             assert n_prompt + max_new > 48
         except Unschedulable:
@@ -93,11 +118,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self) -> None:
         oldest = min(self.live(), default=None)
         rows = self.apply("step")
-        assert rows is None if oldest is None else oldest in rows, "the oldest sequence always advances"
+        assert (rows is None) == (oldest is None), "while anything is live, something is computed"
+        assert not rows or self.sizes["policy"] != "fcfs" or oldest in rows, "the oldest sequence always advances"
 
     @rule()
     def failed_step(self) -> None:
         self.apply("failed step")
+
+    @rule()
+    def failed_step_that_ends_its_requests(self) -> None:
+        for seq in self.apply("failed step"):
+            self.apply("finish", seq)
 
     @precondition(lambda self: self.live())
     @rule(data=st.data())
@@ -110,6 +141,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.apply("step", data.draw(st.sampled_from(self.live())), how)
 
     @invariant()
+    def the_index_is_right(self) -> None:
+        self.world.check_index()
+
+    @invariant()
     def promise_3_conservation(self) -> None:
         self.world.scheduler.check_integrity()
         scheduler = self.world.scheduler
@@ -117,7 +152,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(running) == scheduler.n_running <= self.sizes["max_num_seqs"]
         assert len(self.live()) == scheduler.n_running + scheduler.n_waiting
         # Waste: less than a block a sequence and group, beside room for the next token.
-        blocks = sum(self.world.pool.blocks_for(len(scheduler.tokens(s)) + 1) for s in running)
+        reserved = self.sizes["admission"] == "reserve"
+        ends = [sum(self.world.size(s)) if reserved else len(scheduler.tokens(s)) + 1 for s in running]
+        blocks = sum(map(self.world.pool.blocks_for, ends))
         assert self.world.pool.n_blocks - self.world.pool.available() <= blocks * self.sizes["n_groups"]
 
     def teardown(self) -> None:
@@ -132,7 +169,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert steps <= bound, "the oldest advances by a token a step, so this cannot take longer"
         assert not self.world.scheduler.has_work
         assert self.world.pool.available() == self.world.pool.n_blocks
+        self.world.check_index()
         self.world.check_outputs()
+        assert not reserved_and_preempted(self.world)
         for seq in self.world.outputs:
             first = self.world.logits_from[seq]
             wanted = list(range(first, self.world.size(seq)[0])) if first >= 0 else []

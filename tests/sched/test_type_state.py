@@ -31,6 +31,8 @@ CALLS = {
     "blocks_to_admit": ("Queued", "t.blocks_to_admit(h)"),
     "blocks_to_grow": ("Decoding", "t.blocks_to_grow(h)"),
     "grow": ("Decoding", "t.grow(h)"),
+    "catch_up": ("Prefilling", "t.catch_up(h)"),
+    "is_awaiting": ("Prefilling", "t.is_awaiting(h)"),
     "push_chunk": ("Prefilling", "t.push_chunk(h, view, 1)"),
     "push_next": ("Decoding", "t.push_next(h, view)"),
     "advance_prefilling": ("Prefilling", "t.advance_prefilling(h, 1)"),

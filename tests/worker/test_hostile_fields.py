@@ -49,8 +49,9 @@ HOSTILE: dict[tuple[type[msgspec.Struct], str], list[Any]] = {
     (wire.Generate, "n"): [*NO_INTEGER, None, 0, -1, 65, 2**64 - 1, (2, UNSUPPORTED), (64, UNSUPPORTED)],
     (wire.Generate, "stream"): [*NO_FLAG, None, 2.5],
     (wire.Generate, "credit"): [*NO_INTEGER, 0, -1, wire.MAX_CREDIT + 1, 1],  # 1: without stream
-    (wire.Generate, "deadline_ms"): [*NO_INTEGER, 0, -1, 2**53 + 1, (1, UNSUPPORTED)],
-    (wire.Generate, "priority"): [*NO_INTEGER, None, -(2**31) - 1, 2**31, (1, UNSUPPORTED), (-1, UNSUPPORTED)],
+    (wire.Generate, "queue_ms"): [*NO_INTEGER, 0, -1, 2**53 + 1],
+    (wire.Generate, "deadline_ms"): [*NO_INTEGER, 0, -1, 2**53 + 1],
+    (wire.Generate, "priority"): [*NO_INTEGER, None, -101, 101, 2**31],
     (wire.Generate, "logprobs"): [*NO_INTEGER, -1, 129, 2**64 - 1],
     (wire.Generate, "echo"): [*NO_FLAG, None, (True, UNSUPPORTED)],
     (wire.Generate, "resume"): [

@@ -153,7 +153,6 @@ def test_ping_and_hello(serve, raw, engine):
         ([b"MIRO1", GENERATE, ID, body(prompt="a", credit=4)], "bad_field", "credit", True),
         ([b"MIRO1", GENERATE, ID, body(prompt="a", n=2)], "unsupported", "n", True),
         ([b"MIRO1", GENERATE, ID, body(prompt="a", echo=True)], "unsupported", "echo", True),
-        ([b"MIRO1", GENERATE, ID, body(prompt="a", deadline_ms=5)], "unsupported", "deadline_ms", True),
         ([b"MIRO1", GENERATE, ID, body(prompt="a", sampling={"temperature": 9})], "bad_field", "temperature", True),
         (
             [b"MIRO1", GENERATE, ID, body(prompt="a", sampling={"top_p": float("nan")})],

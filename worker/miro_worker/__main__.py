@@ -25,6 +25,19 @@ ENGINE_OPTIONS = (
     click.option("--max-num-seqs", type=click.IntRange(1), help="Sequences that run at once."),
     click.option("--max-step-tokens", type=click.IntRange(1), help="Tokens in one step."),
     click.option("--step-ms", type=click.FloatRange(0, min_open=True), help="Time target of a step."),
+    click.option(
+        "--policy", type=click.Choice(["fcfs", "priority", "fair"]), help="Who is served next [default: first come]."
+    ),
+    click.option("--ageing-ms", type=click.FloatRange(0, min_open=True), help="Wait that weighs one priority level."),
+    click.option(
+        "--admission", type=click.Choice(["watermark", "reserve"]), help="Take requests by need, or reserve max_tokens."
+    ),
+    click.option("--watermark", type=click.FloatRange(0, 0.5), help="Share of the KV cache kept free at admission."),
+    click.option(
+        "--prefix-cache/--no-prefix-cache",
+        default=None,
+        help="Keep KV blocks for prompts that begin alike [default: yes].",
+    ),
     click.option("--seed", type=click.IntRange(0), help="Seed for requests that bring none."),
 )
 

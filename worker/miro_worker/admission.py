@@ -15,7 +15,7 @@ from miro_worker.sockets import Peer
 from miro_worker.streams import Stream
 
 #: Fields of GENERATE that are understood, but only with these values.
-NOT_YET: tuple[tuple[str, Any], ...] = (("deadline_ms", None), ("priority", 0), ("echo", False), ("resume", None))
+NOT_YET: tuple[tuple[str, Any], ...] = (("echo", False), ("resume", None))
 
 
 class Admission:
@@ -46,7 +46,15 @@ class Admission:
             raise Draining("the worker is stopping")
         _check_features(body, delimited=delimited)
         prompt, size = _prompt_of(body)
-        job = Job(prompt, _params_of(body), self._clock())
+        job = Job(
+            prompt,
+            _params_of(body),
+            self._clock(),
+            priority=body.priority,
+            client=f"{peer.fd}:{peer.routing_id.hex()}",
+            queue_ms=body.queue_ms,
+            deadline_ms=body.deadline_ms,
+        )
         config = self._config
         if len(peer.streams) >= config.max_peer_requests:
             raise self.queue_full(f"{config.max_peer_requests} requests of this connection are live")

@@ -17,12 +17,17 @@ class Job:
 
     prompt: text, {"messages": [wire.ChatMessage]} or {"tokens": int32 little-endian bytes}; None once it is prepared or
     cancelled.
+    received: when, by the worker's clock; queue_ms and deadline_ms count from then. client: its connection.
     cancelled: set by the I/O thread when nobody waits for the outcome; read by the others, which then drop the job.
     """
 
     prompt: str | Mapping[str, Any] | None
     params: SamplingParams
     received: float
+    priority: int = 0
+    client: str = ""
+    queue_ms: int | None = None
+    deadline_ms: int | None = None
     cancelled: bool = False
 
 

@@ -64,7 +64,7 @@ class Reports:
             epoch=self._epoch,
             running=gauges["running"],
             waiting=gauges["waiting"] + gauges["preparing"],
-            free_blocks=gauges["free_blocks"],
+            free_blocks=gauges["free_blocks"] + gauges["cached_blocks"],
             last_step_age_ms=self._step.step_age_ms(),
             live=live,
             echo=echo,
@@ -113,8 +113,9 @@ class Reports:
 
     def _gauges(self) -> dict[str, int]:
         stats = self._step.snapshot
-        names = ("running", "free_blocks", "cached_blocks", "total_blocks", "preemptions", "steps", "prompt_tokens")
-        gauges = {name: int(stats.get(name, 0)) for name in (*names, "generated_tokens")}
+        names = ("running", "free_blocks", "cached_blocks", "total_blocks", "preemptions", "steps")
+        tokens = ("prompt_tokens", "cached_tokens", "generated_tokens")
+        gauges = {name: int(stats.get(name, 0)) for name in (*names, *tokens)}
         gauges["waiting"] = int(stats.get("waiting", 0)) + len(self._steps)
         gauges["preparing"] = len(self._texts)
         return gauges

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from miro_client.errors import InternalError
@@ -127,7 +128,7 @@ class StepLoop:
         if job.cancelled:
             return []
         try:
-            request_id = self._engine.add(prepared.request)
+            request_id = self._engine.add(self._request_of(prepared))
         except Exception as error:
             return [Refused(job, as_request_error(error, "adding the request"))]
         self._jobs[request_id] = job
@@ -135,6 +136,18 @@ class StepLoop:
         seed = prepared.request.params.seed
         waited_ms = (self._clock() - job.received) * 1e3
         return [Admitted(job, prepared.tokens, 0 if seed is None else seed, waited_ms)]
+
+    def _request_of(self, prepared: Prepared) -> Request:
+        """The request with what the scheduler looks at; what is left of its deadlines counts from now."""
+        job = prepared.job
+        waited_ms = (self._clock() - job.received) * 1e3
+        return replace(
+            prepared.request,
+            priority=job.priority,
+            client=job.client,
+            queue_ms=_left(job.queue_ms, waited_ms),
+            deadline_ms=_left(job.deadline_ms, waited_ms),
+        )
 
     def _step(self) -> bool:
         """One step; False if the engine is given up."""
@@ -197,3 +210,8 @@ class StepLoop:
             self.snapshot = self._engine.stats()
         except Exception:
             log.exception("the engine did not come to rest")
+
+
+def _left(limit_ms: int | None, waited_ms: float) -> float | None:
+    """What is left of a time limit; one that has passed ends the request with its first step, as any other does."""
+    return None if limit_ms is None else max(limit_ms - waited_ms, 0.001)

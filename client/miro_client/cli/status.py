@@ -61,7 +61,8 @@ def _lines(health: HealthReply, stats: StatsReply, models: list[ModelInfo]) -> I
     ways += [f"{count:,} refused ({code})" for code, count in sorted(stats.refused.items())]
     ways += [f"{stats.abandoned:,} abandoned"] if stats.abandoned else []
     yield "requests", f"{stats.requests:,}" + (f": {', '.join(ways)}" if ways else "")
-    yield "tokens", f"{stats.prompt_tokens:,} of prompts, {stats.generated_tokens:,} generated, {stats.steps:,} steps"
+    prompts = f"{stats.prompt_tokens:,} of prompts ({stats.cached_tokens:,} cached)"
+    yield "tokens", f"{prompts}, {stats.generated_tokens:,} generated, {stats.steps:,} steps"
     used = stats.total_blocks - stats.free_blocks - stats.cached_blocks
     yield "KV blocks", f"{used:,} of {stats.total_blocks:,} in use, {stats.preemptions:,} preemptions"
     if stats.resident_bytes:

@@ -90,7 +90,10 @@ class End(_Reply, kw_only=True):
 
 
 class Pong(_Reply, kw_only=True):
-    """The worker's state; live: ids of this connection's requests that are not finished."""
+    """The worker's state; live: ids of this connection's requests that are not finished.
+
+    free_blocks: KV blocks that a new request could have, those that are kept for prompts that begin alike included.
+    """
 
     epoch: int
     running: int = 0
@@ -107,7 +110,7 @@ class StatsReply(_Reply, kw_only=True):
     requests: GENERATEs received; ended: by the reason of their END; refused: by the code of their ERROR; abandoned:
     their connection was lost. errors: ERRORs to other messages, by code. preparing: prompts that wait to be tokenised.
     dropped: replies that could not be delivered; strays: messages whose connection was gone.
-    resident_bytes: memory in use, 0 where unknown.
+    resident_bytes: memory in use, 0 where unknown. cached_tokens: of prompt_tokens, those that were not computed again.
     """
 
     epoch: int
@@ -131,6 +134,7 @@ class StatsReply(_Reply, kw_only=True):
     preemptions: int = 0
     steps: int = 0
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     generated_tokens: int = 0
     last_step_age_ms: float = 0.0
     resident_bytes: int = 0

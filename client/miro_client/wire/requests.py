@@ -52,8 +52,9 @@ class Generate(_Request, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=64)] = 1
     stream: bool = False
     credit: Annotated[int, Meta(ge=1, le=MAX_CREDIT)] | None = None
+    queue_ms: Annotated[int, Meta(ge=1, le=2**53)] | None = None
     deadline_ms: Annotated[int, Meta(ge=1, le=2**53)] | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
+    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
     logprobs: int | None = None
     echo: bool = False
     resume: dict[str, int | bytes] | None = None

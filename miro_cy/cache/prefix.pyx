@@ -1,0 +1,161 @@
+"""PrefixIndex, see prefix.pxd."""
+
+import hashlib
+import os
+
+import numpy as np
+
+from miro_cy.errors import ConfigError, InternalError
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.string cimport memcmp, memcpy
+
+from miro_cy.native cimport MIRO_INDEX
+
+
+cdef class PrefixIndex:
+    """An index of `n_blocks` blocks of `block_size` tokens. One thread at a time.
+
+    hash_bits: how many bits of a hash are used; fewer than 64 only to make hashes collide in tests.
+    Raises ConfigError when a size is out of range.
+    """
+
+    def __cinit__(self, n_blocks, block_size, hash_bits=64):
+        cdef int n_buckets = 1
+        for name, value, low, high in (
+            ("n_blocks", n_blocks, 1, 2**31 - 2), ("block_size", block_size, 1, 2**16), ("hash_bits", hash_bits, 0, 64)
+        ):
+            if not low <= value <= high:
+                raise ConfigError(f"{name} must be between {low} and {high}, not {value}", field=name)
+        self.n_blocks = n_blocks
+        self.block_size = block_size
+        self._keyed = hashlib.blake2b(key=os.urandom(32), digest_size=16)
+        self._mask = (1 << hash_bits) - 1
+        while n_buckets < self.n_blocks and n_buckets < 1 << 30:
+            n_buckets *= 2
+        self._bucket = np.full(n_buckets, -1, np.int32)
+        self._after = np.full(n_blocks, -1, np.int32)
+        self._group = np.full(n_blocks, -1, np.int32)
+        self._parent = np.full(n_blocks, NO_PARENT, np.int32)
+        self._children = np.zeros(n_blocks, np.int32)
+        self._hash = np.zeros(n_blocks, np.uint64)
+        self._domain = np.zeros((n_blocks, 2), np.uint64)
+        self._tokens = np.zeros((n_blocks, block_size), np.int32)
+
+    cpdef bytes domain(self, extras):
+        """The 16 bytes that keep chains apart: a keyed digest of pairs (tag, value) of bytes, in that order.
+
+        Tags and lengths are part of it, so a salt never equals an adapter of the same name.
+        """
+        keyed = self._keyed.copy()
+        for tag, value in extras:
+            keyed.update(b"%d:%b%d:%b" % (len(tag), tag, len(value), value))
+        return keyed.digest()
+
+    cdef int hash_blocks(self, Chain* chain, const int32_t* tokens, int n_blocks) except -1:
+        """Hash what is not yet hashed of a sequence's first n_blocks blocks; tokens: all of its tokens."""
+        cdef Py_ssize_t block_bytes = self.block_size * sizeof(int32_t)
+        cdef bytes digest
+        cdef uint64_t before
+        while chain.n_hashed < n_blocks:
+            keyed = self._keyed.copy()
+            if chain.n_hashed == 0:
+                keyed.update(PyBytes_FromStringAndSize(<const char*> chain.domain, sizeof(chain.domain)))
+            else:
+                before = chain.hash[chain.n_hashed - 1]
+                keyed.update(PyBytes_FromStringAndSize(<const char*> &before, sizeof(before)))
+            keyed.update(PyBytes_FromStringAndSize(
+                <const char*> (tokens + chain.n_hashed * self.block_size), block_bytes))
+            digest = keyed.digest()
+            memcpy(&chain.hash[chain.n_hashed], PyBytes_AS_STRING(digest), sizeof(uint64_t))
+            chain.hash[chain.n_hashed] &= self._mask
+            chain.n_hashed += 1
+        return 0
+
+    cdef int find(self, const Chain* chain, int at, const int32_t* tokens, int group, int parent) noexcept:
+        """The entry of a sequence's block `at` in a group, or -1; parent: that of the block before, NO_PARENT at 0."""
+        cdef uint64_t key = chain.hash[at]
+        cdef int block = self._bucket[key & <uint64_t> (self._bucket.shape[0] - 1)]
+        while block >= 0:
+            MIRO_INDEX(block, self.n_blocks)
+            if (
+                self._hash[block] == key and self._group[block] == group and self._parent[block] == parent
+                and (parent != NO_PARENT or memcmp(&self._domain[block, 0], chain.domain, sizeof(chain.domain)) == 0)
+                and memcmp(
+                    &self._tokens[block, 0], tokens + at * self.block_size, self.block_size * sizeof(int32_t)) == 0
+            ):
+                return block
+            block = self._after[block]
+        return -1
+
+    cdef int insert(
+        self, const Chain* chain, int at, const int32_t* tokens, int group, int parent, int block
+    ) except -1:
+        """Enter a sequence's block `at`, which nobody writes any more. Its parent is an entry, or NO_PARENT."""
+        cdef uint64_t key = chain.hash[at]
+        cdef Py_ssize_t bucket = <Py_ssize_t> (key & <uint64_t> (self._bucket.shape[0] - 1))
+        if self._group[block] >= 0 or (at == 0) != (parent == NO_PARENT) or at >= chain.n_hashed:
+            raise InternalError(f"block {block} cannot enter the prefix index")
+        if parent != NO_PARENT:
+            if self._group[parent] != group:
+                raise InternalError(f"block {parent} is not in the prefix index: it cannot be a parent")
+            self._children[parent] += 1
+        self._group[block] = group
+        self._parent[block] = parent
+        self._hash[block] = key
+        memcpy(&self._domain[block, 0], chain.domain, sizeof(chain.domain))
+        memcpy(&self._tokens[block, 0], tokens + at * self.block_size, self.block_size * sizeof(int32_t))
+        self._after[block] = self._bucket[bucket]
+        self._bucket[bucket] = block
+        self.n_entries += 1
+        return 0
+
+    cdef bint holds(self, int block) noexcept:
+        """Whether the block is an entry."""
+        MIRO_INDEX(block, self.n_blocks)
+        return self._group[block] >= 0
+
+    cdef int remove(self, int block) except -1:
+        """Forget an entry. InternalError when there is none, or when others name it as their parent."""
+        cdef int32_t* link
+        if self._group[block] < 0 or self._children[block] > 0:
+            raise InternalError(f"block {block} cannot leave the prefix index: {self._children[block]} name it")
+        link = &self._bucket[<Py_ssize_t> (self._hash[block] & <uint64_t> (self._bucket.shape[0] - 1))]
+        while link[0] != block:
+            MIRO_INDEX(link[0], self.n_blocks)
+            link = &self._after[link[0]]
+        link[0] = self._after[block]
+        self._after[block] = -1
+        self._group[block] = -1
+        if self._parent[block] != NO_PARENT:
+            self._children[self._parent[block]] -= 1
+        self.n_entries -= 1
+        return 0
+
+    # --- what can be seen ----------------------------------------------------------------------------------------
+
+    def entry(self, int block):
+        """(group, parent, token ids) of an entry, None for a block that is not one."""
+        if not 0 <= block < self.n_blocks or self._group[block] < 0:
+            return None
+        return self._group[block], self._parent[block], np.asarray(self._tokens[block]).tolist()
+
+    def check(self):
+        """Raise AssertionError unless buckets, entries and parents agree."""
+        cdef int bucket, block, seen = 0
+        children = np.zeros(self.n_blocks, np.int32)
+        for bucket in range(self._bucket.shape[0]):
+            block = self._bucket[bucket]
+            while block >= 0:
+                seen += 1
+                if seen > self.n_blocks or self._group[block] < 0:
+                    raise AssertionError(f"the prefix index is corrupt at block {block}")
+                if self._hash[block] & <uint64_t> (self._bucket.shape[0] - 1) != <uint64_t> bucket:
+                    raise AssertionError(f"block {block} is in another bucket than its hash says")
+                if self._parent[block] != NO_PARENT:
+                    if self._group[self._parent[block]] != self._group[block]:
+                        raise AssertionError(f"the parent of block {block} is not in the prefix index")
+                    children[self._parent[block]] += 1
+                block = self._after[block]
+        if seen != self.n_entries or not np.array_equal(children, self._children):
+            raise AssertionError(f"the prefix index counts {self.n_entries} entries and holds {seen}")
