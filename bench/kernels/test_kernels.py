@@ -41,6 +41,14 @@ def test_matmul(benchmark, kind, fast, n, k, m):
     benchmark.extra_info["weight_gb_s"] = w.nbytes / benchmark.stats["median"] / 1e9
 
 
+@pytest.mark.parametrize("m", [1, 8, 256])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+def test_swiglu_i8(benchmark, kind, m):
+    n, k = 1536, 576
+    gate, up = (PackedWeights(reference.random_raw(RNG, kind, n, k), kind, n, k, THREADS) for _ in range(2))
+    benchmark(ops.swiglu_i8, gate, up, rows(m, k), None, None, THREADS)
+
+
 @pytest.mark.parametrize("n_tok", [1, 256])
 @pytest.mark.parametrize("context", [512, 2048])
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
