@@ -250,7 +250,7 @@ cdef class KVStore:
         self, BatchView view not None, const float[:, :, ::1] q not None, float scale, float soft_cap=0, int window=0,
         int threads=1, bint quantised=False,
     ):
-        """q [tokens, heads, head_dim] -> attention output of the same shape, with what `quantise` makes of it if asked."""
+        """q [tokens, heads, head_dim] -> output of the same shape; quantised: and what `quantise` makes of it."""
         if q.shape[0] != view.n_tokens or q.shape[1] % self.kv.n_kv_heads or q.shape[2] != self.kv.head_dim:
             raise ValueError("shapes differ")
         out = np.empty((q.shape[0], q.shape[1], q.shape[2]), np.float32)
