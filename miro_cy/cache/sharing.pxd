@@ -9,11 +9,17 @@ too, and who holds an entry holds its parent.
 """
 
 from cython cimport final
-from libc.stdint cimport int32_t, uint64_t
+from libc.stdint cimport int32_t
 
 from miro_cy.cache.block_pool cimport BlockPool
 from miro_cy.cache.block_table cimport BlockTables
 from miro_cy.cache.prefix cimport Chain, PrefixIndex
+
+cdef struct Expected:      # the first block that a sequence will complete
+    const Chain* chain
+    const int32_t* tokens  # of the block
+    int at
+    int parent             # in the first group
 
 
 @final
@@ -22,14 +28,14 @@ cdef class PrefixSharing:
     cdef readonly BlockTables tables
     cdef PrefixIndex _index
     cdef int32_t[::1] _found     # [groups]
-    cdef uint64_t[::1] _expected  # [n_blocks] chains of the blocks that the step being planned will complete
+    cdef Expected* _expected     # [slots] one for each sequence that will complete a block in the step being planned
     cdef int _n_expected
 
     cdef int owned_hits(self, Chain* chain, const int32_t* tokens, int limit) except -1
     cdef int borrow(self, Chain* chain, const int32_t* tokens, int slot, int limit) except -1
     cdef int publish(self, Chain* chain, const int32_t* tokens, int slot, int n_blocks) except -1
     cdef void expect_nothing(self) noexcept
-    cdef void expect(self, const Chain* chain, int n_blocks) noexcept
-    cdef bint expects(self, const Chain* chain) noexcept
+    cdef void expect(self, const Chain* chain, const int32_t* tokens, int slot, int n_blocks) noexcept
+    cdef bint expects(self, const Chain* chain, const int32_t* tokens, int slot) noexcept
     cdef bint _find(self, const Chain* chain, int at, const int32_t* tokens) noexcept
     cdef int _parent(self, int group, int slot, int at) noexcept

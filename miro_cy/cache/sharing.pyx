@@ -4,6 +4,9 @@ import numpy as np
 
 from miro_cy.errors import InternalError
 
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcmp
+
 from miro_cy.cache.prefix cimport NO_PARENT
 from miro_cy.native cimport MIRO_INDEX
 
@@ -18,7 +21,12 @@ cdef class PrefixSharing:
         self.tables = tables
         self._index = pool.index
         self._found = np.full(tables.n_groups, NO_PARENT, np.int32)
-        self._expected = np.zeros(pool.n_blocks, np.uint64)
+        self._expected = <Expected*> malloc(tables.n_slots * sizeof(Expected))
+        if self._expected == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        free(self._expected)
 
     cdef int owned_hits(self, Chain* chain, const int32_t* tokens, int limit) except -1:
         """Blocks, over all groups, that `borrow` would take into empty tables and that somebody holds already: those
@@ -71,22 +79,32 @@ cdef class PrefixSharing:
         """A step is planned anew."""
         self._n_expected = 0
 
-    cdef void expect(self, const Chain* chain, int n_blocks) noexcept:
-        """The step will complete a sequence's first n_blocks blocks, as far as they are hashed."""
-        cdef int at
-        for at in range(chain.n_shared, min(n_blocks, chain.n_hashed)):
-            MIRO_INDEX(self._n_expected, self.pool.n_blocks)
-            self._expected[self._n_expected] = chain.hash[at]
+    cdef void expect(self, const Chain* chain, const int32_t* tokens, int slot, int n_blocks) noexcept:
+        """The step will complete a sequence's first n_blocks blocks."""
+        cdef Expected* e = &self._expected[self._n_expected]
+        if n_blocks > chain.n_shared:
+            MIRO_INDEX(self._n_expected, self.tables.n_slots)
+            e.chain, e.at = chain, chain.n_shared
+            e.tokens = tokens + e.at * self.pool.block_size
+            e.parent = self._parent(0, slot, e.at)
             self._n_expected += 1
 
-    cdef bint expects(self, const Chain* chain) noexcept:
-        """Whether the step will complete a block that a sequence could take in place of its next one. By the hash
-        alone: a mistake costs that sequence a step's wait, no more."""
-        cdef int i
-        if chain.n_shared < chain.n_hashed:
-            for i in range(self._n_expected):
-                if self._expected[i] == chain.hash[chain.n_shared]:
-                    return True
+    cdef bint expects(self, const Chain* chain, const int32_t* tokens, int slot) noexcept:
+        """Whether the step will complete the very block that a sequence needs next, once it has borrowed all it can.
+
+        Others that have this block in common are as far as it is: what they had computed it would have borrowed.
+        """
+        cdef int i, at = chain.n_shared, parent = self._parent(0, slot, at)
+        cdef Expected* e
+        for i in range(self._n_expected):
+            e = &self._expected[i]
+            if (
+                e.at == at and e.parent == parent
+                and memcmp(e.chain.domain, chain.domain, sizeof(chain.domain)) == 0
+                and memcmp(
+                    e.tokens, tokens + at * self.pool.block_size, self.pool.block_size * sizeof(int32_t)) == 0
+            ):
+                return True
         return False
 
     cdef bint _find(self, const Chain* chain, int at, const int32_t* tokens) noexcept:

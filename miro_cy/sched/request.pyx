@@ -247,7 +247,9 @@ cdef class SequenceTable:
     cpdef bint is_awaiting(self, Prefilling h) except -1:
         """Whether a row pushed for this step completes a block that it can take afterwards, instead of computing it."""
         cdef Sequence* seq = self._at(h.slot, h.generation, PREFILLING)
-        return seq.chain.n_shared < self.may_borrow(seq) and self._sharing.expects(&seq.chain)
+        if seq.chain.n_shared >= self.may_borrow(seq):
+            return False
+        return self._sharing.expects(&seq.chain, seq.tokens, seq.table_slot)
 
     cpdef int push_chunk(self, Prefilling h, BatchView view, int n_tok) except -1:
         """Add a row with its next n_tok tokens to the view; returns the logits rows it asks for."""
@@ -260,7 +262,8 @@ cdef class SequenceTable:
         if self._sharing is not None:
             # Not what is scored: that advances slowly, and nobody shall wait for it.
             self._sharing.expect(
-                &seq.chain, min((seq.n_computed + n_tok) // self.pool.block_size, self.may_borrow(seq)))
+                &seq.chain, seq.tokens, seq.table_slot,
+                min((seq.n_computed + n_tok) // self.pool.block_size, self.may_borrow(seq)))
         return n_log
 
     cpdef int push_next(self, Decoding h, BatchView view) except -1:

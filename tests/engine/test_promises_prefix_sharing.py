@@ -222,3 +222,28 @@ def test_a_step_that_fails_leaves_nothing_behind(load, golden, steer):
     steered.after = lambda _, logits: logits
     again = engine.generate({"tokens": list(range(1, 41))}, SamplingParams(temperature=0, max_tokens=8))
     assert (again.tokens, again.usage.cached_tokens) == (expected.tokens, 0)
+
+
+def test_promise_batch_invariance_with_prefix_hits_of_a_real_model(load, smollm2_path):
+    """SmolLM2 in mode fast: cold, warm, and in a pool that evicts and preempts."""
+    reference = load(smollm2_path, **{**BASE, "threads": 2}, prefix_cache=False)
+    story = reference.tokenize(
+        "Once upon a time, in a village by the sea, an old man mended nets and told stories. " * 3
+    )
+    tails = [" He", " The sea was", " Nobody", " One day a", " In winter the boats", " His"]
+    prompts = [{"tokens": [*story[: 20 + 7 * i], *reference.tokenize(tail)]} for i, tail in enumerate(tails)]
+    params = [
+        SamplingParams(max_tokens=24 + 8 * i, seed=i, logprobs=2, ignore_eos=True, **WAYS[i % 3])
+        for i in range(len(prompts))
+    ]
+    expected = reference.generate(prompts, params)
+    roomy, tight = {"kv_memory": "128MiB"}, {"kv_memory": blocks_of(reference, 9), "max_step_tokens": 24}
+    for settings in (roomy, tight):
+        engine = load(smollm2_path, **{**BASE, "threads": 2, **settings})
+        for _ in range(2):
+            assert_same(engine.generate(prompts, params), expected)
+            engine.check_integrity()
+        assert engine.stats()["cached_tokens"] > 0
+        if settings is tight:
+            assert engine.stats()["preemptions"] > 0 < engine.stats()["evictions"]
+        engine.close()

@@ -23,7 +23,7 @@ from miro_cy.requests import Event, Request
 ROUNDS = 10
 MAX_STEPS = 20_000
 LONGEST = 380
-ALONE = {"threads": 1, "block_size": 32, "step_ms": 60_000}
+ALONE = {"threads": 1, "block_size": 32, "step_ms": 60_000, "prefix_cache": False}
 
 
 @dataclass
@@ -84,6 +84,10 @@ def make_settings(draw: random.Random, asked: list[Asked], engine: Engine, kv_dt
         "max_step_tokens": draw.choice([1, 3, 7, 33, 100, 512, 512]),
         "max_num_seqs": draw.choice([1, 3, 8, 16, 64]),
         "step_ms": draw.choice([0.01, 5, 60_000]),
+        "prefix_cache": draw.random() < 0.8,
+        "policy": draw.choice(["fcfs", "priority", "fair"]),
+        "admission": draw.choice(["watermark", "watermark", "reserve"]),
+        "watermark": draw.choice([0, 0.1]),
     }
 
 
@@ -94,7 +98,8 @@ def run(engine: Engine, asked: list[Asked]) -> None:
     for step in range(MAX_STEPS):
         while waiting and (waiting[0].arrives <= step or not engine.has_work):
             one = waiting.pop(0)
-            live[engine.add(Request({"tokens": one.tokens}, one.params))] = one
+            request = Request({"tokens": one.tokens}, one.params, priority=len(live) % 5, client="abc"[len(live) % 3])
+            live[engine.add(request)] = one
         if not engine.has_work:
             break
         for event in engine.step():

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from miro_cy.batch import BatchView
 from miro_cy.cache.block_pool import BlockPool
 from miro_cy.cache.block_table import BlockTables
+from miro_cy.cache.prefix import PrefixIndex
 from miro_cy.errors import InternalError
 from miro_cy.sched.request import SequenceTable, StaleHandle, legal_edges
 
@@ -37,8 +38,9 @@ def test_the_edges_are_those_of_the_design() -> None:
     assert len(legal_edges()) == 9
 
 
-def small_table(n_entries: int = 3, n_slots: int = 2) -> SequenceTable:
-    return SequenceTable(BlockPool(8, 4), BlockTables(1, n_slots, 4), n_entries, n_slots)
+def small_table(n_entries: int = 3, n_slots: int = 2, *, prefix: bool = False) -> SequenceTable:
+    pool = BlockPool(8, 4, PrefixIndex(8, 4) if prefix else None)
+    return SequenceTable(pool, BlockTables(1, n_slots, 4), n_entries, n_slots)
 
 
 def new(table: SequenceTable, sequence_id: int = 1, n: int = 5) -> Handle:
@@ -101,6 +103,42 @@ def test_admission_needs_the_whole_of_its_blocks() -> None:
     assert table.pool.n_free == 1
 
 
+def test_admission_takes_what_the_index_has_and_asks_the_pool_for_the_rest() -> None:
+    table = small_table(prefix=True)
+    first = table.admit(new(table, 1, n=9), 0.0)  # twelve tokens at most: three blocks
+    table.advance_prefilling(first, 9)
+    second, other = new(table, 2, n=9), new(table, 3, n=2)
+    assert table.blocks_to_admit(second) == 1, "two blocks are there already, and in use"
+    assert table.blocks_to_admit(other) == 1
+    table.finish_prefilling(first)
+    assert (table.pool.n_free, table.pool.n_cached) == (6, 2)
+    assert table.blocks_to_admit(second) == 3, "in use by nobody they count: they stop being available"
+    view = BatchView(4, 16, table.tables.array)
+    taken = table.admit(second, 0.0)
+    assert table.pool.available() == 5
+    table.push_chunk(taken, view, 1)
+    assert view.rows() == [(0, 8, 1, 1)], "the last token is computed, whatever is cached"
+    table.check()
+
+
+def test_a_chunk_can_be_awaited_and_caught_up_with() -> None:
+    table = small_table(prefix=True)
+    view = BatchView(4, 16, table.tables.array)
+    first, second = table.admit(new(table, 1, n=9), 0.0), table.admit(new(table, 2, n=9), 0.0)
+    assert not table.is_awaiting(second)
+    table.push_chunk(first, view, 3)
+    assert not table.is_awaiting(second), "three tokens complete no block"
+    table.advance_prefilling(first, 3)
+    table.push_chunk(first, view, 5)
+    assert table.is_awaiting(second)
+    assert table.catch_up(second) == 0
+    table.advance_prefilling(first, 5)
+    assert table.catch_up(second) == 8
+    assert table.catch_up(second) == 0
+    assert table.tables.array[0, :, :2].tolist() == [table.tables.array[0, 0, :2].tolist()] * 2
+    table.check()
+
+
 def test_rows_are_pushed_from_what_is_not_computed() -> None:
     table = small_table()
     view = BatchView(4, 16, table.tables.array)
@@ -145,9 +183,9 @@ def test_the_table_checks_its_sizes() -> None:
 class HandleMachine(RuleBasedStateMachine):
     """Any function on any handle ever returned: only the current one of the right state works."""
 
-    @initialize()
-    def start(self) -> None:
-        self.table = small_table()
+    @initialize(prefix=st.booleans())
+    def start(self, prefix: bool) -> None:
+        self.table = small_table(prefix=prefix)
         self.handles: list[tuple[Handle, str, int]] = []  # handle, its state, its sequence
         self.current: dict[int, Handle] = {}
         self.next_id = 0

@@ -56,13 +56,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     make_world: ClassVar[Callable[..., Any]]
 
     @initialize(
-        n_blocks=st.integers(2, 12),
-        block_size=st.integers(1, 5),
-        n_groups=st.integers(1, 2),
-        max_num_seqs=st.integers(1, 5),
+        n_blocks=st.integers(3, 24),
+        block_size=st.integers(1, 4),
+        n_groups=st.sampled_from([1, 1, 2]),
+        max_num_seqs=st.integers(1, 6),
         max_step_tokens=st.integers(1, 40),
         max_score_tokens=st.integers(1, 6),
-        max_waiting=st.integers(1, 6),
+        max_waiting=st.integers(3, 8),
         prefix=st.sampled_from([True, True, True, False]),
         hash_bits=st.sampled_from([64, 2, 0]),
         policy=st.sampled_from(["fcfs", "fcfs", "priority", "fair"]),
@@ -71,6 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def start(self, **sizes: Any) -> None:
         self.sizes = sizes | {"max_context": 48}
+        self.capacity = sizes["n_blocks"] // sizes["n_groups"] * sizes["block_size"]
         self.world = self.make_world(**self.sizes)
         self.ops: list[Op] = []
 
@@ -83,62 +84,68 @@ class SchedulerMachine(RuleBasedStateMachine):
         return [s for s in self.world.prompts if self.world.scheduler.is_live(s)]
 
     @rule(
-        n_prompt=st.integers(1, 50),
+        share=st.floats(0.0, 1.2),
         max_new=st.integers(0, 20),
-        score=st.none() | st.floats(0, 0.99),
+        score=st.sampled_from([None, None, 0.0, 0.6]),
         shared=st.sampled_from([0.0, 0.5, 0.9, 1.0, 1.0]),
-        like=st.integers(0, 1),
         others=st.fixed_dictionaries(
             {
+                "like": st.integers(0, 1),
                 "salt": st.sampled_from([b"", b"", b"s"]),
                 "priority": st.integers(-2, 2),
                 "client": st.sampled_from(["a", "b", "c"]),
             }
         ),
+        count=st.integers(1, 3),
     )
     def add(
-        self, n_prompt: int, max_new: int, score: float | None, shared: float, like: int, others: dict[str, Any]
+        self, share: float, max_new: int, score: float | None, shared: float, others: dict[str, Any], count: int
     ) -> None:
+        n_prompt = 1 + int(share * min(self.capacity, 40))
         logits_from = -1 if score is None else int(n_prompt * score)
-        more = others | {"logits_from": logits_from, "like": like, "shared": int(n_prompt * shared)}
-        capacity = self.sizes["n_blocks"] // self.sizes["n_groups"] * self.sizes["block_size"]
+        for _ in range(count):
+            self.add_one(n_prompt, max_new, others | {"logits_from": logits_from, "shared": int(n_prompt * shared)})
+
+    def add_one(self, n_prompt: int, max_new: int, more: dict[str, Any]) -> None:
         try:
             self.apply("add", n_prompt, max_new, more)
         except ContextOverflow:
             assert n_prompt + max_new > 48
         except Unschedulable:
-            assert n_prompt + max(max_new - 1, 0) > capacity
+            assert n_prompt + max(max_new - 1, 0) > self.capacity
         except QueueFull:
             assert self.world.scheduler.n_waiting >= self.sizes["max_waiting"]
         else:
             assert n_prompt + max_new <= 48
-            assert n_prompt + max(max_new - 1, 0) <= capacity
+            assert n_prompt + max(max_new - 1, 0) <= self.capacity
 
-    @rule()
+    @rule(count=st.integers(1, 12))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
     def step(self) -> None:
         oldest = min(self.live(), default=None)
         rows = self.apply("step")
         assert (rows is None) == (oldest is None), "while anything is live, something is computed"
         assert not rows or self.sizes["policy"] != "fcfs" or oldest in rows, "the oldest sequence always advances"
-
-    @rule()
-    def failed_step(self) -> None:
-        self.apply("failed step")
-
-    @rule()
-    def failed_step_that_ends_its_requests(self) -> None:
-        for seq in self.apply("failed step"):
-            self.apply("finish", seq)
+        self.world.scheduler.check_integrity()
 
     @precondition(lambda self: self.live())
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        self.apply("finish", data.draw(st.sampled_from(self.live())))
-
-    @precondition(lambda self: self.live())
-    @rule(data=st.data(), how=st.sampled_from(["cancelled meanwhile", "not finite"]))
-    def troubled_step(self, data: st.DataObject, how: str) -> None:
-        self.apply("step", data.draw(st.sampled_from(self.live())), how)
+    @rule(
+        what=st.sampled_from(["fails", "fails and ends all", "cancel", "cancelled meanwhile", "not finite"]),
+        data=st.data(),
+    )
+    def trouble(self, what: str, data: st.DataObject) -> None:
+        victim = data.draw(st.sampled_from(self.live()))
+        if what == "cancel":
+            self.apply("finish", victim)
+        elif what.startswith("fails"):
+            for seq in self.apply("failed step"):
+                if what == "fails and ends all":
+                    self.apply("finish", seq)
+        else:
+            self.apply("step", victim, what)
 
     @invariant()
     def the_index_is_right(self) -> None:
@@ -191,4 +198,4 @@ def test_random_workloads(make_world: Callable[..., Any]) -> None:
         pass
 
     Bound.make_world = staticmethod(make_world)
-    run_state_machine_as_test(Bound, settings=settings(max_examples=150, stateful_step_count=50, deadline=None))
+    run_state_machine_as_test(Bound, settings=settings(max_examples=400, stateful_step_count=50, deadline=None))

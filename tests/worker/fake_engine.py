@@ -75,6 +75,7 @@ class FakeEngine:
         self.steps = 0
         self.prepared: list[Any] = []
         self.added: list[list[int]] = []
+        self.requests: list[Request] = []
         self.closed = False
         self._requests: dict[int, Running] = {}
         self._next = 0
@@ -107,6 +108,7 @@ class FakeEngine:
         assert isinstance(request.prompt, Mapping)
         prompt = [int(token) for token in request.prompt["tokens"]]
         self.added.append(prompt)
+        self.requests.append(request)
         self._next += 1
         self._requests[self._next] = Running(prompt, request.params)
         return self._next

@@ -6,6 +6,7 @@ first chunk, and ends when each has given `tokens` more tokens: all of them run 
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import threading
@@ -196,10 +197,11 @@ class _Bench:
         self._vocab_size = about.vocab_size
         self._clock = clock
         self._random = random.Random(0)
+        self._salt = os.urandom(8).hex()  # the same prompts again in the next run: the worker must not know them
 
     def prompt(self, length: int) -> float:
         """Seconds of one prompt's prefill."""
-        result = self._client.complete(tokens=self._draw(length), max_tokens=1, temperature=0.0)
+        result = self._client.complete(tokens=self._draw(length), max_tokens=1, temperature=0.0, cache_salt=self._salt)
         if result.usage.cached_tokens:
             raise InternalError("the worker did not compute the whole prompt")
         return max(result.timing.prefill_ms, 1e-6) / 1000.0
@@ -225,7 +227,9 @@ class _Bench:
 
     def _stream(self, depth: int, most: int) -> Generation:
         ids = self._draw(depth)
-        return self._client.generate(tokens=ids, max_tokens=most, temperature=0.0, ignore_eos=True)
+        return self._client.generate(
+            tokens=ids, max_tokens=most, temperature=0.0, ignore_eos=True, cache_salt=self._salt
+        )
 
     def _draw(self, length: int) -> list[int]:
         return self._random.choices(range(self._vocab_size), k=length)
