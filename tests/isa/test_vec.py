@@ -9,7 +9,7 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -32,9 +32,9 @@ CROSS = "aarch64-linux-gnu-gcc"
 EMULATOR = "qemu-aarch64"
 
 
-def compiled(build: ModuleType, compiler: str, flags: list[str], folder: Path) -> Path:
+def compiled(build: Any, compiler: str, flags: list[str], folder: Path) -> Path:
     program = folder / "vec_check"
-    command = [compiler, *build.FLAGS, *flags, "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", f"-I{INCLUDE}"]
+    command = [compiler, *build.flags, *flags, "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", f"-I{INCLUDE}"]
     command += [str(HERE / "vec_check.c"), "-o", str(program), "-lm"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -52,9 +52,9 @@ def check(command: list[str], body: str) -> None:
     "level", ["generic", *(["v2", "v3", "v4", "v4_vnni"] if X86 else []), *(["dotprod"] if ARM else [])]
 )
 def test_primitives_equal_plain_c(build, level, tmp_path):
-    if not build.accepts(build.LEVELS.get(level, ["-unknown"])):
+    if level not in build.levels:
         pytest.skip(f"the compiler, or this kind of build, has no {level}")
-    program = compiled(build, build.compiler(), build.LEVELS[level], tmp_path)
+    program = compiled(build, build.compiler, build.levels[level], tmp_path)
     if level not in select.available():
         pytest.skip(f"compiled, but this machine cannot run {level}")
     check([str(program)], BODIES[level])
@@ -65,7 +65,7 @@ def test_primitives_equal_plain_c(build, level, tmp_path):
 def test_primitives_equal_plain_c_on_arm(build, level, body, tmp_path):
     if not shutil.which(CROSS):
         pytest.skip(f"no {CROSS} (Debian: gcc-aarch64-linux-gnu, libc6-dev-arm64-cross)")
-    program = compiled(build, CROSS, ["-static", *build.ARM_LEVELS.get(level, [])], tmp_path)
+    program = compiled(build, CROSS, ["-static", *build.arm_levels.get(level, [])], tmp_path)
     if not shutil.which(EMULATOR):
         pytest.skip(f"compiled, but no {EMULATOR} to run it (Debian: qemu-user)")
     check([EMULATOR, str(program)], body)
