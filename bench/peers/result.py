@@ -31,10 +31,19 @@ _FLAGS = "import json, setup; print(json.dumps({e.name: e.extra_compile_args for
 
 def result_of(rows: Sequence[Row], second: System, path: Path, *, threads: int, rounds: int) -> dict[str, Any]:
     """All that is known of a comparison, as JSON takes it."""
-    machine, about = this_machine(active_isa(), threads), inspect_model(path)
     return {
         "format": FORMAT,
         "format_version": VERSION,
+        **about_run(path, threads, second),
+        "rounds": rounds,
+        "rows": [_row(row, second.name) for row in rows],
+    }
+
+
+def about_run(path: Path, threads: int, *others: System) -> dict[str, Any]:
+    """What figures belong to: the day, the machine, the model, the builds of miro and of what it is compared with."""
+    machine, about = this_machine(active_isa(), threads), inspect_model(path)
+    return {
         "date": date.today().isoformat(),
         "machine": {
             "cpu": machine.cpu,
@@ -56,10 +65,8 @@ def result_of(rows: Sequence[Row], second: System, path: Path, *, threads: int, 
             "isa": machine.isa,
             "flags": compile_flags(machine.isa),
         },
-        second.name: second.version(),
+        **{other.name: other.version() for other in others},
         "threads": threads,
-        "rounds": rounds,
-        "rows": [_row(row, second.name) for row in rows],
     }
 
 
@@ -116,10 +123,14 @@ def compile_flags(isa: str) -> dict[str, list[str]] | None:
     return {"kernels": flags[f"miro_cy._kernels.isa.{isa}"], "rest": flags["miro_cy.model.executor"]}
 
 
-def save(result: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Write a result to <date>-<model>-<cpu>.json, or with a number behind where that exists. Returns the file."""
+def save(result: dict[str, Any], folder: Path = RESULTS, *, kind: str = "") -> Path:
+    """Write a result to <date>-<kind>-<model>-<cpu>.json, or with a number behind where that exists. Returns the file.
+
+    kind: of result, none for a comparison of steps.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    name = "-".join((result["date"], slug(result["model"]["name"]), slug(result["machine"]["cpu"])))
+    parts = (result["date"], kind, slug(result["model"]["name"]), slug(result["machine"]["cpu"]))
+    name = "-".join(filter(None, parts))
     number = 1
     while True:
         path = folder / (f"{name}.json" if number == 1 else f"{name}-{number}.json")
