@@ -25,7 +25,10 @@ def parse_bytes(value: object, field: str) -> int:
         match = _SIZE.fullmatch(value)
         if match is None or match[2].lower() not in _UNITS:
             raise ConfigError(f"{field} must look like '4GiB' or '500MB', not {value!r:.80}", field=field)
-        value = int(float(match[1]) * _UNITS[match[2].lower()]) if len(match[1]) < 20 else MAX_BYTES + 1
+        number = float(match[1])  # infinite for too many digits
+        value = int(min(number * _UNITS[match[2].lower()], MAX_BYTES + 1.0))
+        if value > MAX_BYTES:
+            raise ConfigError(f"{field} must be between 1 byte and {MAX_BYTES} bytes, not {match[0]:.80}", field=field)
     if not 1 <= value <= MAX_BYTES:
         raise ConfigError(f"{field} must be between 1 byte and {MAX_BYTES} bytes, not {value}", field=field)
     return value

@@ -14,6 +14,7 @@ MAX_ROWS = 256
 MAX_LENGTH = 2**24
 MAX_TOKENS = 2**16
 MAX_REPEAT = 1000
+MAX_WORKS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +47,16 @@ class BenchPlan:
                 _check(name, value, high)
         if not self.rows or not self.depths:
             raise ConfigError("rows and depths need at least one number each", field="rows")
+        if (n := len(self.exactly) or len(self.prompts) + len(self.rows) * len(self.depths)) > MAX_WORKS:
+            raise ConfigError(f"at most {MAX_WORKS} pieces of work are measured, not {n}", field="rows")
 
     def works(self, context: int) -> list[Work]:
         """The works, prompts first. Raises ConfigError for one that the context does not hold."""
         works = list(self.exactly)
         if not works:
             prompts = self.prompts or (min(DEFAULT_PROMPT, context - 1),)
+            if context < 2:
+                raise ConfigError(f"nothing can be measured in a context of {context}", field="max_context")
             works = [Work("prompt", 1, 0, n) for n in prompts]
             works += [Work("decode", rows, depth, self.tokens) for depth in self.depths for rows in self.rows]
         for work in works:

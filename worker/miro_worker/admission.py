@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -51,7 +52,7 @@ class Admission:
             _params_of(body),
             self._clock(),
             priority=body.priority,
-            client=f"{peer.fd}:{peer.routing_id.hex()}",
+            client=_name_of(peer),
             queue_ms=body.queue_ms,
             deadline_ms=body.deadline_ms,
         )
@@ -80,6 +81,11 @@ class Admission:
 
     def queue_full(self, message: str) -> QueueFull:
         return QueueFull(message, retry_after_ms=self._config.retry_after_ms)
+
+
+def _name_of(peer: Peer) -> str:
+    """One name a connection, of a length that any routing id fits."""
+    return hashlib.blake2b(peer.routing_id, digest_size=16, salt=peer.fd.to_bytes(8, "little")).hexdigest()
 
 
 def _check_features(body: wire.Generate, *, delimited: bool) -> None:
