@@ -84,6 +84,7 @@ PLAIN = [
     "miro_cy.native",
     "miro_cy.batch",
     "miro_cy._kernels.select",
+    "miro_cy._kernels.kv",
     "miro_cy.cache.prefix",
     "miro_cy.cache.block_pool",
     "miro_cy.cache.block_table",

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from miro_cy.errors import ConfigError
 
 Compute = Literal["fast", "exact"]
+KVDtype = Literal["fp16", "fp32", "int8"]
 PolicyName = Literal["fcfs", "priority", "fair"]
 Admission = Literal["watermark", "reserve"]
 
@@ -42,7 +43,7 @@ class EngineConfig:
     kv_memory: bytes of the KV cache, or text such as "4GiB", or "auto" for a server's share of what is free: room for
         four contexts, within a quarter of the memory available (default: one context). A stated size, or "auto", is
         touched at once, so that memory is flat from then on.
-    kv_dtype: "fp16" or "fp32" (default: fp16, and fp32 under compute "exact", which refuses fp16).
+    kv_dtype: "fp16", "fp32" or "int8" (default: fp16; fp32 under compute "exact", which refuses the others).
     compute: "fast" multiplies quantised weights by int8 activations, "exact" works in float32 throughout
         (default: fast for quantised files, exact for float ones).
     block_size: tokens a KV block holds: 16, 32 or 64.
@@ -61,7 +62,7 @@ class EngineConfig:
 
     threads: int | None = None
     kv_memory: int | str | None = None
-    kv_dtype: str | None = None
+    kv_dtype: KVDtype | None = None
     compute: Compute | None = None
     block_size: int = 32
     max_context: int | None = None
@@ -84,15 +85,16 @@ class EngineConfig:
         self._check_int("max_step_tokens", 1, 2**16)
         self._check_int("seed", 0, 2**64 - 1, optional=True)
         self._check_choice("block_size", (16, 32, 64))
-        self._check_choice("kv_dtype", (None, "fp16", "fp32"))
+        self._check_choice("kv_dtype", (None, *get_args(KVDtype)))
         self._check_choice("compute", (None, "fast", "exact"))
         if not isinstance(self.prefix_cache, bool):
             raise ConfigError(
                 f"prefix_cache must be true or false, not {self.prefix_cache!r:.80}", field="prefix_cache"
             )
-        if self.compute == "exact" and self.kv_dtype == "fp16":
+        if self.compute == "exact" and self.kv_dtype not in (None, "fp32"):
             raise ConfigError(
-                "compute 'exact' keeps the KV cache in fp32; kv_dtype 'fp16' contradicts it", field="kv_dtype"
+                f"compute 'exact' keeps the KV cache in fp32; kv_dtype {self.kv_dtype!r} contradicts it",
+                field="kv_dtype",
             )
         if self.kv_memory is not None and self.kv_memory != "auto":
             object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))

@@ -9,13 +9,13 @@ from math import prod
 from pathlib import Path
 
 from miro_cy._kernels.weights import FORMATS, packed_nbytes
-from miro_cy.config import Compute, EngineConfig
+from miro_cy.config import Compute, EngineConfig, KVDtype
 from miro_cy.errors import ConfigError
 from miro_cy.hub import resolve
 from miro_cy.loading import compute_mode, kv_dtype_of, tokenizer_of
 from miro_cy.model.checkpoint import Checkpoint, Part
 from miro_cy.model.opening import open_checkpoint
-from miro_cy.model.spec import KV_BYTES, KVDtype, ModelSpec
+from miro_cy.model.spec import KV_BYTES, ModelSpec
 from miro_cy.model.weights import unsupported
 
 

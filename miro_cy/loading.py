@@ -16,7 +16,7 @@ from miro_cy.batch import BatchView  # noqa: F401  (loads the extension before t
 from miro_cy.cache.block_pool import BlockPool
 from miro_cy.cache.block_table import BlockTables
 from miro_cy.cache.prefix import PrefixIndex
-from miro_cy.config import Compute, EngineConfig
+from miro_cy.config import Compute, EngineConfig, KVDtype
 from miro_cy.core import EngineCore
 from miro_cy.errors import ConfigError, ModelFormatError, Unavailable
 from miro_cy.formats.gguf import GGUFFile
@@ -26,7 +26,7 @@ from miro_cy.model.checkpoint import Checkpoint
 from miro_cy.model.executor import CpuExecutor
 from miro_cy.model.generation import GenerationDefaults
 from miro_cy.model.opening import open_checkpoint
-from miro_cy.model.spec import KVDtype, ModelSpec
+from miro_cy.model.spec import ModelSpec
 from miro_cy.model.weights import Weights, load_weights
 from miro_cy.sched.scheduler import Scheduler, SchedulerConfig
 from miro_cy.text import Tokenizer, load_tokenizer
@@ -198,11 +198,9 @@ def compute_mode(config: EngineConfig, *, quantised: bool) -> Compute:
 
 def kv_dtype_of(config: EngineConfig, compute: Compute) -> KVDtype:
     """The KV cache's element type. Raises ConfigError where it contradicts the compute mode."""
-    if compute == "exact":
-        if config.kv_dtype == "fp16":
-            raise ConfigError("this model computes exactly, which keeps the KV cache in fp32", field="kv_dtype")
-        return "fp32"
-    return "fp32" if config.kv_dtype == "fp32" else "fp16"
+    if compute == "exact" and config.kv_dtype not in (None, "fp32"):
+        raise ConfigError("this model computes exactly, which keeps the KV cache in fp32", field="kv_dtype")
+    return config.kv_dtype or ("fp32" if compute == "exact" else "fp16")
 
 
 def _context(spec: ModelSpec, config: EngineConfig) -> int:

@@ -14,7 +14,7 @@ from miro_cy.errors import ConfigError
 GOOD: dict[str, list[Any]] = {
     "threads": [None, 1, 1024],
     "kv_memory": [None, "auto", 1, MAX_BYTES, "4GiB"],
-    "kv_dtype": [None, "fp16", "fp32"],
+    "kv_dtype": [None, "fp16", "fp32", "int8"],
     "compute": [None, "fast", "exact"],
     "block_size": [16, 32, 64],
     "max_context": [None, 1, 2**24],
@@ -92,10 +92,12 @@ def test_sizes_in_bytes(text: str | int, want: int) -> None:
     assert EngineConfig(kv_memory=text).kv_memory == want
 
 
-def test_exact_excludes_half_precision_kv() -> None:
-    with pytest.raises(ConfigError, match="fp16") as caught:
-        EngineConfig(compute="exact", kv_dtype="fp16")
-    assert caught.value.field == "kv_dtype"
+def test_exact_excludes_all_but_fp32_kv() -> None:
+    for narrow in ("fp16", "int8"):
+        with pytest.raises(ConfigError, match=narrow) as caught:
+            EngineConfig(compute="exact", kv_dtype=narrow)
+        assert caught.value.field == "kv_dtype"
+        assert EngineConfig(compute="fast", kv_dtype=narrow).kv_dtype == narrow
     assert EngineConfig(compute="exact", kv_dtype="fp32").kv_dtype == "fp32"
     assert EngineConfig(compute="fast", kv_dtype="fp32").kv_dtype == "fp32"
 

@@ -63,13 +63,14 @@ def test_description_of_a_folder() -> None:
         "bytes": 509184,
         "types": {"F32": {"tensors": 21, "parameters": 127296, "bytes": 509184}},
         "problem": None,
-        "kv_bytes_per_token": {"fp16": 256, "fp32": 512},
+        "kv_bytes_per_token": {"fp16": 256, "fp32": 512, "int8": 160},
         "context": 100,
         "compute": "exact",
         "kv_dtype": "fp32",
         "memory": {  # whole blocks of 32 tokens
             "fp16": {"weights": 509184, "kv": 128 * 256, "total": 509184 + 128 * 256},
             "fp32": {"weights": 509184, "kv": 128 * 512, "total": 509184 + 128 * 512},
+            "int8": {"weights": 509184, "kv": 128 * 160, "total": 509184 + 128 * 160},
         },
     }
 

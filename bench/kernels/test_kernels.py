@@ -51,7 +51,7 @@ def test_swiglu_i8(benchmark, kind, m):
 
 @pytest.mark.parametrize("n_tok", [1, 256])
 @pytest.mark.parametrize("context", [512, 2048])
-@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("dtype", ["fp16", "fp32", "int8"])
 def test_attention(benchmark, dtype, context, n_tok):
     heads, kv_heads, d, block = 9, 3, 64, 32
     store = ops.KVStore(context // block, kv_heads, d, block, dtype)
@@ -84,12 +84,13 @@ def test_swiglu(benchmark, m):
 
 
 @pytest.mark.parametrize("n_tok", [1, 256])
-def test_rope_and_kv_write(benchmark, n_tok):
+@pytest.mark.parametrize("dtype", ["fp16", "fp32", "int8"])
+def test_rope_and_kv_write(benchmark, dtype, n_tok):
     view = BatchView(1, n_tok, np.arange(16, dtype=np.int32).reshape(1, 1, -1))
     view.add_row(0, 0, np.zeros(n_tok, np.int32), 1)
     cos, sin = rows(512, 32), rows(512, 32)
     k = RNG.standard_normal((n_tok, 4, 64)).astype(np.float32)
-    store = ops.KVStore(16, 4, 64, 32, "fp16")
+    store = ops.KVStore(16, 4, 64, 32, dtype)
 
     def run():
         ops.rope(view, k, cos, sin, None, THREADS)

@@ -42,6 +42,7 @@ cdef enum Layout:
 cdef enum KVType:
     KV_F16 = 0
     KV_F32 = 1
+    KV_I8 = 2           # symmetric, one scale for each token's vector of a KV head
 
 
 cdef struct PackedMatrix:
@@ -77,6 +78,8 @@ cdef struct KVCache:
     # one layer: K transposed inside a block, V row-major, both head-major
     void* k                 # [blocks][kv_heads][head_dim][block_size]
     void* v                 # [blocks][kv_heads][block_size][v_dim]
+    float* k_scale          # [blocks][kv_heads][block_size] beside int8, else NULL
+    float* v_scale
     int dtype               # KVType
     int n_kv_heads
     int head_dim
@@ -84,6 +87,7 @@ cdef struct KVCache:
     int block_size          # 16, 32 or 64
     Py_ssize_t k_block      # elements a block
     Py_ssize_t v_block
+    Py_ssize_t scale_block
     Py_ssize_t n_blocks
 
 
@@ -212,6 +216,13 @@ cdef struct KernelTable:
 cdef inline bint is_float_layout(int layout) noexcept nogil:
     """Layouts that are multiplied in float32 whatever the compute mode."""
     return layout == LAYOUT_F32 or layout == LAYOUT_F16 or layout == LAYOUT_BF16
+
+
+cdef inline Py_ssize_t kv_element_size(int dtype) noexcept nogil:
+    """Bytes of an element of K or V."""
+    if dtype == KV_I8:
+        return 1
+    return 2 if dtype == KV_F16 else 4
 
 
 cdef inline Py_ssize_t matmul_scratch_floats() noexcept nogil:

@@ -6,9 +6,10 @@ from libc.stdint cimport int32_t, uintptr_t
 import numpy as np
 
 from miro_cy._kernels.abi cimport (
-    KV_F16, KV_F32, PANEL, QBLOCK, TILE_ROWS, Activations, AttentionParams, BatchRows, Candidate, KernelTable, KVCache,
-    QuantBlock, attention_scratch_floats, matmul_scratch_floats,
+    PANEL, QBLOCK, TILE_ROWS, Activations, AttentionParams, BatchRows, Candidate, KernelTable, KVCache, QuantBlock,
+    attention_scratch_floats, matmul_scratch_floats,
 )
+from miro_cy._kernels.kv cimport KVLayer
 from miro_cy._kernels.select cimport kernels
 from miro_cy._kernels.weights cimport PackedWeights
 from miro_cy.batch cimport BatchView
@@ -210,26 +211,21 @@ def rope(
 
 
 cdef class KVStore:
-    """One layer's paged cache, all NaN at first so that a stale read shows."""
-    cdef KVCache kv
-    cdef readonly object k
-    cdef readonly object v
+    """One layer's paged cache, all NaN at first so that a stale read shows (of int8, the scales are)."""
+    cdef KVLayer layer
+    cdef KVCache* kv
 
     def __init__(self, int blocks, int n_kv_heads, int head_dim, int block_size, str dtype="fp32"):
-        cdef int v_dim = (head_dim + 15) // 16 * 16
-        kind = np.float16 if dtype == "fp16" else np.float32
-        self.k = np.full((blocks, n_kv_heads, head_dim, block_size), np.nan, kind)
-        self.v = np.full((blocks, n_kv_heads, block_size, v_dim), np.nan, kind)
-        self.kv.k = <void*><Py_ssize_t>self.k.ctypes.data
-        self.kv.v = <void*><Py_ssize_t>self.v.ctypes.data
-        self.kv.dtype = KV_F16 if dtype == "fp16" else KV_F32
-        self.kv.n_kv_heads = n_kv_heads
-        self.kv.head_dim = head_dim
-        self.kv.v_dim = v_dim
-        self.kv.block_size = block_size
-        self.kv.k_block = n_kv_heads * head_dim * block_size
-        self.kv.v_block = n_kv_heads * v_dim * block_size
-        self.kv.n_blocks = blocks
+        self.layer = KVLayer(blocks, n_kv_heads, head_dim, block_size, dtype)
+        self.kv = &self.layer.cache
+        fill = (self.layer.k, self.layer.v) if dtype != "int8" else (self.layer.k_scale, self.layer.v_scale)
+        for array in fill:
+            array.fill(np.nan)
+
+    @property
+    def arrays(self):
+        """The KVLayer."""
+        return self.layer
 
     def write(
         self, BatchView view not None, const float[:, :, ::1] k not None, const float[:, :, ::1] v not None,
@@ -244,13 +240,13 @@ cdef class KVStore:
         cdef const KernelTable* table = kernels()
         cdef int th
         for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
-            table.kv_write(th, threads, &rows, &self.kv, &k[0, 0, 0], ld, &v[0, 0, 0], ld, NULL)
+            table.kv_write(th, threads, &rows, self.kv, &k[0, 0, 0], ld, &v[0, 0, 0], ld, NULL)
 
     def attend(
         self, BatchView view not None, const float[:, :, ::1] q not None, float scale, float soft_cap=0, int window=0,
         int threads=1, bint quantised=False,
     ):
-        """q [tokens, heads, head_dim] -> output of the same shape; quantised: and what `quantise` makes of it."""
+        """q [tokens, heads, head_dim] -> attention output of that shape, with what `quantise` makes of it if asked."""
         if q.shape[0] != view.n_tokens or q.shape[1] % self.kv.n_kv_heads or q.shape[2] != self.kv.head_dim:
             raise ValueError("shapes differ")
         out = np.empty((q.shape[0], q.shape[1], q.shape[2]), np.float32)
@@ -270,7 +266,7 @@ cdef class KVStore:
         cdef int th
         for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
             table.attention(
-                th, threads, &rows, &self.kv, &p, &q[0, 0, 0], ld, &out_[0, 0, 0], ld, ap, &scratch[th, 0],
+                th, threads, &rows, self.kv, &p, &q[0, 0, 0], ld, &out_[0, 0, 0], ld, ap, &scratch[th, 0],
             )
         return (out, parts_of(blocks, q.shape[0])) if quantised else out
 

@@ -79,14 +79,22 @@ def dequantise(raw: Bytes, kind: str, n: int, k: int) -> F32:
     return decode(raw.reshape(-1, size)).reshape(n, k)
 
 
-def quantise(x: F32) -> tuple[NDArray[np.int8], F32]:
-    """Rows [m, k] -> int8 [m, k] and scales [m, k/16]: d = max|x| / 127, q = round(x / d), ties to even."""
-    blocks = x.reshape(x.shape[0], -1, 16)
-    big = np.abs(blocks).max(axis=2)
+def to_int8(x: F32) -> tuple[NDArray[np.int8], F32]:
+    """Vectors [..., n] -> int8 [..., n] and scales [...]: d = max|x| / 127, q = round(x / d), ties to even.
+
+    This is how an int8 KV cache holds the K and V of a token and KV head.
+    """
+    big = np.abs(x).max(axis=-1)
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.where(big > 1e-30, np.float32(127) / big, np.float32(0)).astype(np.float32)
-    q = np.rint(blocks * inverse[..., None].astype(np.float64)).clip(-127, 127).astype(np.int8)
-    return q.reshape(x.shape), np.where(big > 1e-30, big / np.float32(127), 0).astype(np.float32)
+    q = np.rint(x * inverse[..., None].astype(np.float64)).clip(-127, 127).astype(np.int8)
+    return q, np.where(big > 1e-30, big / np.float32(127), 0).astype(np.float32)
+
+
+def quantise(x: F32) -> tuple[NDArray[np.int8], F32]:
+    """Rows [m, k] -> int8 [m, k] and scales [m, k/16], `to_int8` of every 16 elements."""
+    q, d = to_int8(x.reshape(x.shape[0], -1, 16))
+    return q.reshape(x.shape), d
 
 
 def matmul(x: F32, w: F32) -> NDArray[np.float64]:

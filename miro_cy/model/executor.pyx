@@ -7,14 +7,15 @@ step, apart from a larger logits buffer when more rows are scored than ever befo
 
 from cython.parallel cimport parallel, prange
 from libc.stdint cimport uint8_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 import numpy as np
 
 from miro_cy._kernels.abi cimport (
-    KV_F16, KV_F32, PANEL, QBLOCK, TILE_ROWS, BatchRows, KernelTable, KVCache, PackedMatrix, QuantBlock,
-    attention_scratch_floats, is_float_layout, matmul_scratch_floats,
+    PANEL, QBLOCK, TILE_ROWS, BatchRows, KernelTable, PackedMatrix, QuantBlock, attention_scratch_floats,
+    is_float_layout, matmul_scratch_floats,
 )
+from miro_cy._kernels.kv cimport KVLayer, touch_layer
 from miro_cy._kernels.select cimport kernels
 from miro_cy._kernels.weights cimport PackedWeights
 from miro_cy.batch cimport BatchView
@@ -56,7 +57,7 @@ cdef const float* vector_of(dict vectors, str role):
 cdef class CpuExecutor:
     """Runs a model on the CPU.
 
-    spec: ModelSpec; weights: Weights; n_blocks, block_size: the KV pool; kv_dtype: "fp16" or "fp32";
+    spec: ModelSpec; weights: Weights; n_blocks, block_size: the KV pool; kv_dtype: a key of KV_TYPES;
     fast: multiply quantised weights by int8 activations (else float32 throughout); threads: team size;
     max_tokens: most tokens a step; context: positions the rotary tables cover; touch: take the KV pool's memory now.
     """
@@ -96,8 +97,8 @@ cdef class CpuExecutor:
         self, spec, weights, *, int n_blocks, int block_size, str kv_dtype, bint fast, int threads, int max_tokens,
         int context, bint touch=False,
     ):
-        if spec.n_layers > MAX_LAYERS or block_size not in (16, 32, 64) or kv_dtype not in ("fp16", "fp32"):
-            raise ValueError("executor settings out of range")
+        if spec.n_layers > MAX_LAYERS:
+            raise ValueError(f"{spec.n_layers} layers are more than {MAX_LAYERS}")
         self.table = kernels()
         self.spec, self.weights, self.keep = spec, weights, []
         self.fast, self.threads, self.max_tokens, self.context = fast, threads, max_tokens, context
@@ -110,9 +111,7 @@ cdef class CpuExecutor:
         self.cos, self.sin = self.floats(self.rope.cos.reshape(-1)), self.floats(self.rope.sin.reshape(-1))
         for i in range(self.n_layers):
             self.bind_layer(i, weights.layers[i], spec.layers[i])
-            self.allocate_kv(i, n_blocks, block_size, kv_dtype)
-        if touch:
-            self.touch_kv(n_blocks)
+        self.allocate_kv(n_blocks, block_size, kv_dtype, touch)
         self.allocate_buffers()
         self.grow_logits(1)
 
@@ -153,31 +152,19 @@ cdef class CpuExecutor:
         layer.attention.soft_cap = spec.soft_cap
         layer.attention.window = spec.window
 
-    cdef allocate_kv(self, int i, Py_ssize_t n_blocks, int block_size, str kv_dtype):
-        cdef KVCache* kv = &self.layers[i].kv
-        kv.dtype = KV_F16 if kv_dtype == "fp16" else KV_F32
-        kv.n_kv_heads, kv.head_dim, kv.v_dim = self.n_kv_heads, self.head_dim, <int>padded(self.head_dim)
-        kv.block_size = block_size
-        kv.n_blocks = n_blocks
-        kv.k_block = <Py_ssize_t>kv.n_kv_heads * kv.head_dim * block_size
-        kv.v_block = <Py_ssize_t>kv.n_kv_heads * kv.v_dim * block_size
-        dtype = np.float16 if kv_dtype == "fp16" else np.float32
-        # zeros, because the value padding past head_dim is read; without `touch` pages are taken as they are first used
-        k, v = np.zeros(n_blocks * kv.k_block, dtype), np.zeros(n_blocks * kv.v_block, dtype)
-        self.keep += [k, v]
-        kv.k, kv.v = <void*><Py_ssize_t>k.ctypes.data, <void*><Py_ssize_t>v.ctypes.data
-        self.kv_bytes += k.nbytes + v.nbytes
-        tally(KV_BYTES, k.nbytes + v.nbytes)
-
-    cdef touch_kv(self, Py_ssize_t n_blocks):
-        """Take the pool's memory now, with all threads: most of the time goes into the system's page faults."""
-        cdef int i, size
-        cdef KVCache* kv
-        for i in prange(self.n_layers, nogil=True, num_threads=self.threads, schedule="dynamic"):
-            kv = &self.layers[i].kv
-            size = 2 if kv.dtype == KV_F16 else 4
-            memset(kv.k, 0, n_blocks * kv.k_block * size)
-            memset(kv.v, 0, n_blocks * kv.v_block * size)
+    cdef allocate_kv(self, Py_ssize_t n_blocks, int block_size, str kv_dtype, bint touch):
+        """The KV pool. touch: take its memory now, with all threads; most of the time goes into page faults."""
+        cdef KVLayer kv
+        cdef int i
+        for i in range(self.n_layers):
+            kv = KVLayer(n_blocks, self.n_kv_heads, self.head_dim, block_size, kv_dtype)
+            self.layers[i].kv = kv.cache
+            self.keep.append(kv)
+            self.kv_bytes += kv.nbytes
+            tally(KV_BYTES, kv.nbytes)
+        if touch:
+            for i in prange(self.n_layers, nogil=True, num_threads=self.threads, schedule="dynamic"):
+                touch_layer(&self.layers[i].kv)
 
     cdef allocate_buffers(self):
         cdef Buffers* b = &self.b

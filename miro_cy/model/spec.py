@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
-KVDtype = Literal["fp16", "fp32"]
-KV_BYTES: dict[KVDtype, int] = {"fp16": 2, "fp32": 4}
+from miro_cy.config import KVDtype
+
+#: Bytes of an element, and of the scale that each token and KV head has for K, and one for V.
+KV_BYTES: dict[KVDtype, int] = {"fp16": 2, "fp32": 4, "int8": 1}
+KV_SCALE_BYTES: dict[KVDtype, int] = {"fp16": 0, "fp32": 0, "int8": 4}
 
 #: The attention kernel keeps a KV group's queries in one work item.
 MAX_GROUP = 64
@@ -77,8 +79,9 @@ class ModelSpec:
         return float(self.head_dim**-0.5)
 
     def kv_bytes_per_token(self, dtype: KVDtype) -> int:
-        """Bytes of KV cache a token takes over all layers: K and V, every KV head."""
-        return 2 * self.n_layers * self.n_kv_heads * self.head_dim * KV_BYTES[dtype]
+        """Bytes of KV cache a token takes over all layers: K and V of every KV head, V padded to 16, and scales."""
+        elements = self.head_dim + -(-self.head_dim // 16) * 16
+        return self.n_layers * self.n_kv_heads * (elements * KV_BYTES[dtype] + 2 * KV_SCALE_BYTES[dtype])
 
     def problems(self) -> str | None:
         """What makes these sizes impossible or unsupported, or None."""

@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from miro_cy._kernels.weights import PackedWeights
-from miro_cy.model.spec import KVDtype, ModelSpec
+from miro_cy.config import KVDtype
+from miro_cy.model.spec import ModelSpec
 from miro_cy.model.weights import Weights
 
 #: A row of a step: first position, tokens, logits rows.

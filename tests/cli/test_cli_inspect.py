@@ -28,7 +28,7 @@ def test_table(runner: CliRunner) -> None:
     assert lines["format"] == "GGUF 3, architecture llama"
     assert lines["heads"] == "4 of 64 dimensions, 2 for keys and values"
     assert "Q4_1" in lines
-    assert lines["KV cache"] == "1,024 bytes a token in fp16, 2,048 bytes a token in fp32"
+    assert lines["KV cache"] == "1,024 bytes a token in fp16, 2,048 in fp32, 544 in int8"
     assert lines["memory"] == "at 256 tokens:"
     assert lines["fp16 (default)"].endswith("+ KV cache 262.1 kB")
 

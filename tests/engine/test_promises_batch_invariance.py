@@ -161,7 +161,7 @@ def test_promise_batch_invariance_resumed_anywhere(load, golden, alone):
         assert result.logprobs[:rest] == whole.logprobs[9:]
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("kv_dtype", ["fp16", "fp32", "int8"])
 def test_promise_batch_invariance_of_quantised_weights(load, golden, kv_dtype):
     path = golden("llama").parents[2] / "gguf" / "Q4_1.gguf"
     base = {**BASE, "kv_dtype": kv_dtype}

@@ -136,6 +136,16 @@ static void check_widening(void) {
     }
 }
 
+static void check_bytes(void) {
+    int8_t b[MI_VL + 1];
+    float y[MI_VL];
+    for (int n = -128; n < 128; n++) {
+        for (int i = 0; i <= MI_VL; i++) b[i] = (int8_t)(n + 37 * i);
+        vf_store(y, vf_load_i8(b + 1));
+        for (int i = 0; i < MI_VL; i++) same_float("vf_load_i8", y[i], (float)b[1 + i]);
+    }
+}
+
 static void same_half(float f) {
     uint16_t got = mi_f32_to_f16(f), wanted = float_to_half(f);
     if (f != f) same_int("mi_f32_to_f16 of NaN", (got & 0x7c00) == 0x7c00 && (got & 0x3ff) != 0, 1);
@@ -302,6 +312,7 @@ static void check_f16_tile(void) {
 int main(void) {
     check_fma();
     check_widening();
+    check_bytes();
     check_narrowing();
     check_integers();
     check_unsigned_dots();

@@ -142,7 +142,7 @@ def test_promise_batch_invariance_over_random_workloads(
         for number in range(scaled(ROUNDS)):
             name = f"{path.parent.name}/{path.stem} {number}"  # the same rounds in every instruction set
             draw = random.Random(name)
-            compute, kv_dtype = draw.choice([("fast", "fp16"), ("fast", "fp32"), ("exact", "fp32")])
+            compute, kv_dtype = draw.choice([("fast", "fp16"), ("fast", "fp32"), ("fast", "int8"), ("exact", "fp32")])
             common = {"compute": compute, "kv_dtype": kv_dtype}
             with Engine.load(path, **ALONE, **common) as alone:
                 asked = make_requests(draw, alone.vocab_size)

@@ -18,6 +18,7 @@ LENGTH = 75
 #: file, whether it is multiplied in integers, KV dtype
 CASES = [
     ("gguf/Q4_0.gguf", True, "fp16"),
+    ("gguf/Q4_0.gguf", True, "int8"),
     ("gguf/Q4_1.gguf", True, "fp32"),
     ("gguf/Q4_1.gguf", False, "fp32"),
     ("gguf/Q6_K.gguf", True, "fp16"),
@@ -26,7 +27,9 @@ CASES = [
     ("hf/llama3-rope/model-f32.gguf", False, "fp16"),
     ("hf/llama-odd/model-f32.gguf", False, "fp16"),
     ("hf/llama-odd/model-f32.gguf", False, "fp32"),
+    ("hf/llama-odd/model-f32.gguf", False, "int8"),
     ("hf/llama-tied-bias/model-f32.gguf", False, "fp32"),
+    ("hf/llama-tied-bias/model-f32.gguf", False, "int8"),
     ("hf/llama-mha-headdim/model-f32.gguf", False, "fp16"),
 ]
 
@@ -80,7 +83,7 @@ def test_several_sequences_in_one_view(isa: str, load_runner: Loader, name: str,
     assert done == list(lengths)
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("kv_dtype", ["fp16", "fp32", "int8"])
 def test_past_the_ranges_attention_is_split_into(isa: str, load_runner: Loader, kv_dtype: str) -> None:
     """Longer than two of the ranges (512 tokens) whose partial results attention merges."""
     make = load_runner("hf/llama/model-f32.gguf")

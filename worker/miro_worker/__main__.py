@@ -18,7 +18,7 @@ FEW_DESCRIPTORS = 1024
 ENGINE_OPTIONS = (
     click.option("--threads", type=click.IntRange(1), help="Compute threads [default: physical cores granted]."),
     click.option("--kv-memory", metavar="SIZE", help='KV cache, bytes or "4GiB" [default: a share of free memory].'),
-    click.option("--kv-dtype", type=click.Choice(["fp16", "fp32"]), help="Type of the KV cache [default: fp16]."),
+    click.option("--kv-dtype", type=click.Choice(["fp16", "fp32", "int8"]), help="KV cache type [default: fp16]."),
     click.option("--compute", type=click.Choice(["fast", "exact"]), help="Integer or float arithmetic."),
     click.option("--block-size", type=click.IntRange(1), help="Tokens in a KV block."),
     click.option("--max-context", type=click.IntRange(1), help="Tokens of context [default: the model's]."),

@@ -67,7 +67,6 @@ def load() -> click.Command:
     help="Put figures of an earlier --json report beside; measures its works unless others are named.",
 )  # fmt: skip
 @engine_options
-@click.option("--kv-dtype", type=click.Choice(["fp16", "fp32"]), help="Element type of the KV cache.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def bench(ctx: click.Context, model: str | None, as_json: bool, earlier_path: str | None, **options: Any) -> None:

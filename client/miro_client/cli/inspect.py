@@ -103,7 +103,9 @@ def _lines(report: ModelReport) -> Iterator[tuple[str, str]]:
     yield "vocabulary", f"{r.vocab_size:,} tokens{tied}"
     yield "tokenizer", r.tokenizer if r.tokenizer_supported else f"{r.tokenizer} (not supported: token ids only)"
     yield "context", f"{r.max_context:,} tokens, RoPE base {r.rope_theta:,g}, scaling {r.rope_scaling}"
-    yield "KV cache", ", ".join(f"{n:,} bytes a token in {dtype}" for dtype, n in r.kv_bytes_per_token.items())
+    (dtype, most), *others = r.kv_bytes_per_token.items()
+    cache = [f"{most:,} bytes a token in {dtype}", *(f"{n:,} in {dtype}" for dtype, n in others)]
+    yield "KV cache", ", ".join(cache)
     if r.problem is not None:
         yield "unsupported", r.problem
         return

@@ -12,7 +12,7 @@ from miro_client.cli.connecting import endpoint_of
 
 DEFAULT_MODEL = "smollm2"
 #: Options that shape the engine of this process, and so mean nothing with --connect.
-ENGINE_OPTIONS = ("model", "threads", "compute", "max_context")
+ENGINE_OPTIONS = ("model", "threads", "compute", "kv_dtype", "max_context")
 
 
 def _all(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -37,6 +37,7 @@ source_options = _all(
 engine_options = _all(
     click.option("--threads", type=click.IntRange(1), metavar="N", help="Threads of the engine."),
     click.option("--compute", type=click.Choice(["fast", "exact"]), help="Arithmetic of the engine."),
+    click.option("--kv-dtype", type=click.Choice(["fp16", "fp32", "int8"]), help="Element type of the KV cache."),
     click.option("--max-context", type=click.IntRange(1), metavar="N", help="Context of the engine in tokens."),
 )
 

@@ -67,7 +67,8 @@ def _engine(options: Mapping[str, Any]) -> Engine:
             raise
         raise Failure("running a model here needs the engine: pip install miro-cy; or use --connect") from error
     model = options["model"] or DEFAULT_MODEL
-    chosen = {name: options[name] for name in ("threads", "compute", "max_context") if options[name] is not None}
+    settings = ("threads", "compute", "kv_dtype", "max_context")
+    chosen = {name: options[name] for name in settings if options[name] is not None}
     progress = Progress(model)
     try:
         # One request, one sequence: memory for one context.

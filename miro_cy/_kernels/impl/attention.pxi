@@ -3,12 +3,12 @@
 # For each query row the keys are taken in tiles of KV_TILE tokens at absolute positions; tiles of one range of KV_RANGE
 # tokens accumulate into a fresh (max, sum, acc), and ranges merge in ascending order. Nothing depends on which rows
 # share a work item, so a token's output has the same bits as a decode row or inside any chunk, at any block size and
-# thread count. K and V are read as stored; slots past a row's length are never used.
+# thread count. K and V are read as stored; slots past a row's length are never used. The scales of an int8 cache belong
+# to tokens: K's multiply the scores, V's the probabilities, one number a column, and the tiles multiply bare integers.
 
 cdef enum:
     ATTN_ROWS = 48              # query rows (positions x heads of a KV group) a work item covers
     FEW_ROWS = 16               # rows up to which an item waits for memory, and prefetches
-    KV_PANELS = 4               # most panels a tile covers: the keys of a KV_TILE
 
 
 cdef struct ItemPlace:
@@ -39,125 +39,9 @@ cdef struct AttentionItem:
     float* o_all                # the same, over all ranges so far
     float* m_all
     float* l_all
+    float k_scale[KV_TILE]      # of an int8 cache, the tokens of a tile
+    float v_scale[KV_TILE]
     const ItemPlace* next       # of the item that comes after this one; its table is NULL if none does
-
-
-cdef inline vf load_kv(const int dtype, const void* p, Py_ssize_t i) noexcept nogil:
-    if dtype == KV_F16:
-        return vf_load_f16(<const uint16_t*>p + i)
-    return vf_load(<const float*>p + i)
-
-
-cdef struct KVTile:
-    # one call of kv_rows: rows of scores or queries against neighbouring panels of 16 keys, or of 16 value elements
-    const float* a              # [rows][n], lda apart
-    Py_ssize_t lda
-    const void* w               # the pool's K or V
-    Py_ssize_t at[KV_PANELS]    # first element of each panel
-    Py_ssize_t ldw              # elements from one of the n to the next
-    float* c                    # [rows][panels * 16], ldc apart
-    Py_ssize_t ldc
-    Py_ssize_t n
-    bint first                  # start from 0 instead of c
-
-
-cdef inline Py_ssize_t element_size(int dtype) noexcept nogil:
-    return 2 if dtype == KV_F16 else 4
-
-
-cdef inline void kv_tile(
-    const int dtype, const int mr, const int np, const KVTile* t, int row, int panel,
-) noexcept nogil:
-    """c[mr][np * 16] = (c +) a[mr][n] w[n][np * 16], one chain along n an element. QK^T and PV alike."""
-    cdef vf acc[24]             # every tile shape compiles everywhere; those in use keep to the registers
-    cdef vf wv[16]
-    cdef vf av
-    cdef Py_ssize_t k, lda = t.lda, ldc = t.ldc, ldw = t.ldw
-    cdef Py_ssize_t at[KV_PANELS]
-    cdef const float* a = t.a + row * lda
-    cdef float* c = t.c + row * ldc + panel * PANEL
-    cdef int i, v
-    for i in range(np):
-        at[i] = t.at[panel + i]
-    for i in range(mr):
-        for v in range(np * MI_NV):
-            acc[i * np * MI_NV + v] = vf_zero() if t.first else vf_load(c + i * ldc + v * MI_VL)
-    for k in range(t.n):
-        for v in range(np * MI_NV):
-            wv[v] = load_kv(dtype, t.w, at[v // MI_NV] + k * ldw + v % MI_NV * MI_VL)
-        for i in range(mr):
-            av = vf_set1(a[i * lda + k])
-            for v in range(np * MI_NV):
-                acc[i * np * MI_NV + v] = vf_fma(av, wv[v], acc[i * np * MI_NV + v])
-    for i in range(mr):
-        for v in range(np * MI_NV):
-            vf_store(c + i * ldc + v * MI_VL, acc[i * np * MI_NV + v])
-
-
-cdef inline void kv_tile_rows(
-    const int dtype, const int np, const KVTile* t, int row, int mr, int panel,
-) noexcept nogil:
-    """Pick the specialised tile; the shapes that kv_most_rows allows."""
-    if mr == 1:
-        kv_tile(dtype, 1, np, t, row, panel)
-    elif mr == 2:
-        kv_tile(dtype, 2, np, t, row, panel)
-    elif mr == 3 and (np == 1 or MI_NV == 1):
-        kv_tile(dtype, 3, np, t, row, panel)
-    elif mr == 4 and (np * MI_NV <= 2 or MI_NV == 1):
-        kv_tile(dtype, 4, np, t, row, panel)
-    elif mr == 5 and (np * MI_NV <= 2 or MI_NV == 1):
-        kv_tile(dtype, 5, np, t, row, panel)
-    elif np * MI_NV <= 2 or MI_NV == 1:
-        kv_tile(dtype, 6, np, t, row, panel)
-
-
-cdef inline int kv_most_rows(int np) noexcept nogil:
-    """Rows a tile takes with so many panels: what the registers hold."""
-    if MI_NV == 1:
-        return 6
-    if MI_NV == 2:
-        return 6 if np == 1 else 2
-    return 3
-
-
-cdef inline int kv_most_panels(int rows) noexcept nogil:
-    """Panels a tile takes when there are so many rows: few rows keep the units busy with several."""
-    if MI_NV == 1:
-        return 4
-    if MI_NV == 2:
-        return 2 if rows <= 2 else 1
-    return 1
-
-
-cdef inline void kv_panels(const int dtype, const int np, const KVTile* t, int rows, int panel) noexcept nogil:
-    """All rows against np panels, in balanced tiles."""
-    cdef int i, row, tiles = (rows + kv_most_rows(np) - 1) // kv_most_rows(np)
-    for i in range(tiles):
-        row = rows * i // tiles
-        kv_tile_rows(dtype, np, t, row, rows * (i + 1) // tiles - row, panel)
-
-
-cdef inline void kv_rows(const int dtype, const KVTile* t, int rows, int panels) noexcept nogil:
-    cdef int panel = 0, np
-    while panel < panels:
-        np = kv_most_panels(rows)
-        while np > panels - panel:
-            np >>= 1
-        if np == 4 and MI_NV == 1:
-            kv_panels(dtype, 4, t, rows, panel)
-        elif np == 2 and MI_NV <= 2:
-            kv_panels(dtype, 2, t, rows, panel)
-        else:
-            kv_panels(dtype, 1, t, rows, panel)
-        panel += np
-
-
-cdef void kv_rows_any(int dtype, const KVTile* t, int rows, int panels) noexcept nogil:
-    if dtype == KV_F16:
-        kv_rows(KV_F16, t, rows, panels)
-    else:
-        kv_rows(KV_F32, t, rows, panels)
 
 
 cdef inline int first_key(const AttentionParams* p, int position) noexcept nogil:
@@ -200,25 +84,6 @@ cdef void score_tile(AttentionItem* it, int t0, int last) noexcept nogil:
     kv_rows_any(kv.dtype, &t, it.rows, panels)
 
 
-cdef void prefetch_keys(const KVCache* kv, const int32_t* table, int head, int t0, int last) noexcept nogil:
-    """Ask for the keys of the tile at t0, up to token `last`."""
-    cdef int b
-    cdef Py_ssize_t i, size = element_size(kv.dtype), n = <Py_ssize_t>kv.head_dim * kv.block_size
-    for b in range(t0 // kv.block_size, min(t0 + KV_TILE - 1, last) // kv.block_size + 1):
-        for i in range(0, n * size, 64):
-            mi_prefetch(<const uint8_t*>kv.k + (table[b] * kv.k_block + head * n) * size + i)
-
-
-cdef void prefetch_values(const KVCache* kv, const int32_t* table, int head, int t0, int last) noexcept nogil:
-    """Alike for the values."""
-    cdef int b, bs = kv.block_size
-    cdef Py_ssize_t i, base, size = element_size(kv.dtype)
-    for b in range(t0 // bs, min(t0 + KV_TILE - 1, last) // bs + 1):
-        base = (table[b] * kv.v_block + <Py_ssize_t>head * bs * kv.v_dim) * size
-        for i in range(0, <Py_ssize_t>min(bs, last + 1 - b * bs) * kv.v_dim * size, 64):
-            mi_prefetch(<const uint8_t*>kv.v + base + i)
-
-
 cdef inline void mask_row(float* s, int lo, int hi) noexcept nogil:
     cdef int j
     for j in range(lo):
@@ -232,6 +97,12 @@ cdef inline void cap_row(float* s, float cap) noexcept nogil:
     cdef int j
     for j in range(KV_TILE):
         s[j] = cap * (<float>1.0 - <float>2.0 / (expf_fast(<float>2.0 * (s[j] / cap)) + <float>1.0))
+
+
+cdef inline void scale_row(float* s, const float* by) noexcept nogil:
+    cdef int j
+    for j in range(KV_TILE):
+        s[j] = s[j] * by[j]
 
 
 cdef inline void softmax_row(float* s, float* m, float* l, float* o, int v_dim) noexcept nogil:
@@ -284,8 +155,23 @@ cdef void add_values(AttentionItem* it, int t0, int row, int rows, int lo, int h
             kv_rows_any(kv.dtype, &t, rows, min(KV_PANELS, kv.v_dim // PANEL - c0))
 
 
+cdef void weigh_row(AttentionItem* it, int row, int lo, int hi) noexcept nogil:
+    """The row's scores of a tile into weights of the values, tokens [lo, hi) being visible."""
+    cdef float* s = it.s + row * KV_TILE
+    cdef int d = it.kv.v_dim
+    cdef bint scaled = it.kv.dtype == KV_I8
+    if scaled:
+        scale_row(s, it.k_scale)
+    if it.p.soft_cap > 0:
+        cap_row(s, it.p.soft_cap)
+    mask_row(s, lo, hi)
+    softmax_row(s, it.m + row, it.l + row, it.o + row * d, d)
+    if scaled:                  # after the sum: it is of probabilities
+        scale_row(s, it.v_scale)
+
+
 cdef void attend_tile(AttentionItem* it, int t0) noexcept nogil:
-    cdef int positions = it.rows // it.group, i, r, row, lo, hi
+    cdef int positions = it.rows // it.group, i, r, lo, hi
     cdef int last = it.first + positions - 1
     cdef int seen_by_all = 0    # tokens of the tile, from its start, that every row sees
     if first_key(it.p, last) <= t0:
@@ -298,17 +184,15 @@ cdef void attend_tile(AttentionItem* it, int t0) noexcept nogil:
             prefetch_keys(it.kv, it.table, it.head, t0 + KV_TILE, last)
         elif it.next.table != NULL:
             prefetch_keys(it.kv, it.next.table, it.next.head, first_tile(it.p, it.next.first), it.next.first)
+    if it.kv.dtype == KV_I8:
+        copy_scales(it.kv, it.kv.k_scale, it.table, it.head, t0, last, it.k_scale)
+        copy_scales(it.kv, it.kv.v_scale, it.table, it.head, t0, last, it.v_scale)
     for i in range(positions):
         lo = max(0, first_key(it.p, it.first + i) - t0)
         hi = min(KV_TILE, it.first + i + 1 - t0)
-        if lo >= hi:
-            continue
-        for r in range(it.group):
-            row = i * it.group + r
-            if it.p.soft_cap > 0:
-                cap_row(it.s + row * KV_TILE, it.p.soft_cap)
-            mask_row(it.s + row * KV_TILE, lo, hi)
-            softmax_row(it.s + row * KV_TILE, it.m + row, it.l + row, it.o + row * it.kv.v_dim, it.kv.v_dim)
+        if lo < hi:
+            for r in range(it.group):
+                weigh_row(it, i * it.group + r, lo, hi)
     if seen_by_all > 0:
         add_values(it, t0, 0, it.rows, 0, seen_by_all)
     if seen_by_all == KV_TILE:
@@ -450,50 +334,3 @@ cdef void attention(
         if quantised != NULL:
             quantise_output(&it, out, ldo, at.token, quantised)
         at = after
-
-
-cdef inline void store_kv(int dtype, void* p, Py_ssize_t i, float x) noexcept nogil:
-    if dtype == KV_F16:
-        (<uint16_t*>p)[i] = mi_f32_to_f16(x)
-    else:
-        (<float*>p)[i] = x
-
-
-cdef void write_token(
-    const KVCache* kv, Py_ssize_t block, int at, const float* k, const float* v, const float* v_bias,
-) noexcept nogil:
-    cdef Py_ssize_t base
-    cdef int h, j, d = kv.head_dim
-    cdef float x
-    for h in range(kv.n_kv_heads):
-        base = block * kv.k_block + <Py_ssize_t>h * d * kv.block_size + at
-        for j in range(d):
-            store_kv(kv.dtype, kv.k, base + j * kv.block_size, k[h * d + j])
-        base = block * kv.v_block + (<Py_ssize_t>h * kv.block_size + at) * kv.v_dim
-        for j in range(d):
-            x = v[h * d + j]
-            if v_bias != NULL:
-                x = x + v_bias[h * d + j]
-            store_kv(kv.dtype, kv.v, base + j, x)
-
-
-cdef void kv_write(
-    int th, int nth, const BatchRows* batch, const KVCache* kv, const float* k, Py_ssize_t ldk, const float* v,
-    Py_ssize_t ldv, const float* v_bias,
-) noexcept nogil:
-    cdef Py_ssize_t t, first, last
-    cdef int r, position
-    cdef const int32_t* table
-    for r in range(batch.n_rows):
-        MIRO_INDEX(batch.slot[r], batch.n_slots)
-        MIRO_SPAN(batch.offset[r], batch.n_tok[r], batch.n_tokens)
-        first = max(share(batch.n_tokens, th, nth), batch.offset[r])
-        last = min(share(batch.n_tokens, th + 1, nth), batch.offset[r] + batch.n_tok[r])
-        table = batch.table + batch.slot[r] * batch.table_stride
-        for t in range(first, last):
-            position = batch.first_pos[r] + <int>(t - batch.offset[r])
-            MIRO_INDEX(position // kv.block_size, batch.table_stride)
-            MIRO_INDEX(table[position // kv.block_size], kv.n_blocks)
-            write_token(
-                kv, table[position // kv.block_size], position % kv.block_size, k + t * ldk, v + t * ldv, v_bias,
-            )

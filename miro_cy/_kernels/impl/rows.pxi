@@ -1,10 +1,29 @@
 # Per-row operations: activation quantisation, RMSNorm with residual, SwiGLU, rotary embedding.
 # Sums run over 16 fixed lanes, folded in a fixed order, so that a row's bits depend on the row alone.
 
+cdef inline float int8_inverse(float big) noexcept nogil:
+    """What elements of magnitude up to `big` are multiplied by to lie in [-127, 127]."""
+    return <float>127.0 / big if big > <float>1e-30 else <float>0.0
+
+
+cdef inline int32_t to_int8(float x, float inverse) noexcept nogil:
+    """x * inverse, to nearest, ties to even; never outside [-127, 127], whatever x is."""
+    cdef float r = mi_fma(x, inverse, <float>12582912.0) - <float>12582912.0
+    r = r if r > <float>-127.0 else <float>-127.0
+    r = r if r < <float>127.0 else <float>127.0
+    return <int32_t>r
+
+
+cdef inline float int8_scale(float big) noexcept nogil:
+    """What the integers stand for; NaN where `big` is not finite."""
+    cdef float d = big / <float>127.0 if big > <float>1e-30 else <float>0.0
+    return mi_bits_to_float(0x7fc00000u) if mi_float_to_bits(big) >= 0x7f800000u else d
+
+
 cdef inline void quantise_group(const float* x, int8_t* q, float* d, int32_t* total) noexcept nogil:
     """16 floats -> int8 in [-127, 127], scale max|x| / 127 and the sum of q. Non-finite input gives a NaN scale."""
     cdef uint32_t bits, top = 0
-    cdef float big, inverse, r
+    cdef float big, inverse
     cdef int32_t n[16]
     cdef int32_t s = 0
     cdef int j
@@ -12,20 +31,15 @@ cdef inline void quantise_group(const float* x, int8_t* q, float* d, int32_t* to
         bits = mi_float_to_bits(x[j]) & 0x7fffffffu
         top = bits if bits > top else top
     big = mi_bits_to_float(top)
-    inverse = <float>127.0 / big if big > <float>1e-30 else <float>0.0
+    inverse = int8_inverse(big)
     for j in range(16):                 # apart from the bytes, which would make the vectors of this loop short ones
-        r = mi_fma(x[j], inverse, <float>12582912.0) - <float>12582912.0    # to nearest, ties to even
-        r = r if r > <float>-127.0 else <float>-127.0
-        r = r if r < <float>127.0 else <float>127.0
-        n[j] = <int32_t>r
+        n[j] = to_int8(x[j], inverse)
     for j in range(16):
         s += n[j]
     for j in range(16):
         q[j] = <int8_t>n[j]
     total[0] = s
-    d[0] = big / <float>127.0 if big > <float>1e-30 else <float>0.0
-    if top >= 0x7f800000u:
-        d[0] = mi_bits_to_float(0x7fc00000u)
+    d[0] = int8_scale(big)
 
 
 cdef inline Py_ssize_t row_tiles(Py_ssize_t m) noexcept nogil:

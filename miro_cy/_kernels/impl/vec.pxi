@@ -5,9 +5,9 @@ from libc.stdint cimport int8_t, int32_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from miro_cy._kernels.abi cimport (
-    KV_F16, KV_F32, KV_RANGE, KV_TILE, LAYOUT_BF16, LAYOUT_F16, LAYOUT_F32, LAYOUT_Q4, LAYOUT_Q8, PANEL, PROBE_QUADS,
-    QBLOCK, QGROUP, TILE_ROWS, Activations, AttentionParams, BatchRows, Candidate, KVCache, KernelTable,
-    PackedMatrix, QuantBlock, attention_scratch_floats, is_float_layout, matmul_scratch_floats,
+    KV_F16, KV_F32, KV_I8, KV_RANGE, KV_TILE, LAYOUT_BF16, LAYOUT_F16, LAYOUT_F32, LAYOUT_Q4, LAYOUT_Q8, PANEL,
+    PROBE_QUADS, QBLOCK, QGROUP, TILE_ROWS, Activations, AttentionParams, BatchRows, Candidate, KVCache, KernelTable,
+    PackedMatrix, QuantBlock, attention_scratch_floats, is_float_layout, kv_element_size, matmul_scratch_floats,
 )
 from miro_cy.native cimport MIRO_ASSERT, MIRO_INDEX, MIRO_SPAN
 
@@ -26,6 +26,7 @@ cdef extern from "vec.h" nogil:
     vf vf_fma(vf a, vf b, vf c)
     vf vf_load_f16(const uint16_t* p)
     vf vf_load_bf16(const uint16_t* p)
+    vf vf_load_i8(const int8_t* p)
     vf vf_from_int(vi x)
     vi vi_load(const void* p)
     void vi_store(void* p, vi v)

@@ -1,7 +1,7 @@
 /* Vector types and the few primitives that the compiler's own vector code cannot express.
  *
  * vf and vi are GCC vector types as wide as the instruction set this file is compiled for; + - * on them work
- * everywhere. Bodies with intrinsics exist only for 16-bit floats, fused multiply-add and int8 dot products;
+ * everywhere. Bodies with intrinsics exist only for narrow loads, fused multiply-add and int8 dot products;
  * each has a portable body beside it that gives the same result. The file is built with -ffp-contract=off: a multiply
  * and an add fuse where vf_fma or mi_fma says so, and nowhere else.
  */
@@ -132,6 +132,30 @@ MI_INLINE vf vf_load_bf16(const uint16_t *p) {
 #else
     vf r;
     for (int i = 0; i < MI_VL; i++) r[i] = mi_bf16_to_f32(p[i]);
+    return r;
+#endif
+}
+
+/* Signed bytes as floats. */
+MI_INLINE vf vf_load_i8(const int8_t *p) {
+#if MI_VL == 16
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+#elif defined(__SSE2__) || defined(__aarch64__)
+    int32_t four;
+    memcpy(&four, p, 4);
+#if defined(__SSE2__)
+    __m128i wide = _mm_cvtsi32_si128(four); /* each byte to the top of its lane, then down with its sign */
+    wide = _mm_unpacklo_epi8(wide, wide);
+    wide = _mm_srai_epi32(_mm_unpacklo_epi16(wide, wide), 24);
+    return (vf)_mm_cvtepi32_ps(wide);
+#else
+    return (vf)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four))))));
+#endif
+#else
+    vf r;
+    for (int i = 0; i < MI_VL; i++) r[i] = (float)p[i];
     return r;
 #endif
 }

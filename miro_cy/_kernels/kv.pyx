@@ -1,0 +1,53 @@
+"""A layer's KV pool, in the kernels' layout (KVCache in abi.pxd)."""
+
+from libc.stdint cimport uintptr_t
+from libc.string cimport memset
+
+import numpy as np
+
+from miro_cy._kernels.abi cimport KV_F16, KV_F32, KV_I8, PANEL, KVCache, kv_element_size
+
+#: name -> (KVType, element type)
+KV_TYPES = {"fp16": (KV_F16, np.float16), "fp32": (KV_F32, np.float32), "int8": (KV_I8, np.int8)}
+
+
+cdef class KVLayer:
+    """K and V of n_blocks blocks, zeros: the value padding past head_dim is read.
+
+    dtype: a key of KV_TYPES; block_size: 16, 32 or 64. k [blocks, kv_heads, head_dim, block_size], v [blocks, kv_heads,
+    block_size, v_dim], and beside int8 k_scale and v_scale, float32 [blocks, kv_heads, block_size]. Pages of memory are
+    taken as they are first used. Raises ValueError for an unknown dtype or block size.
+    """
+
+    def __init__(self, Py_ssize_t n_blocks, int n_kv_heads, int head_dim, int block_size, str dtype):
+        if dtype not in KV_TYPES or block_size not in (16, 32, 64):
+            raise ValueError(f"no KV cache of {dtype} in blocks of {block_size}")
+        cdef KVCache* kv = &self.cache
+        kv.dtype, kind = KV_TYPES[dtype]
+        kv.n_blocks, kv.n_kv_heads, kv.head_dim, kv.block_size = n_blocks, n_kv_heads, head_dim, block_size
+        kv.v_dim = (head_dim + PANEL - 1) // PANEL * PANEL
+        self.k = np.zeros((n_blocks, n_kv_heads, head_dim, block_size), kind)
+        self.v = np.zeros((n_blocks, n_kv_heads, block_size, kv.v_dim), kind)
+        kv.k, kv.v = <void*><uintptr_t>self.k.ctypes.data, <void*><uintptr_t>self.v.ctypes.data
+        kv.k_block, kv.v_block = self.k[0].size, self.v[0].size
+        if kv.dtype == KV_I8:
+            self.k_scale = np.zeros((n_blocks, n_kv_heads, block_size), np.float32)
+            self.v_scale = np.zeros((n_blocks, n_kv_heads, block_size), np.float32)
+            kv.k_scale = <float*><uintptr_t>self.k_scale.ctypes.data
+            kv.v_scale = <float*><uintptr_t>self.v_scale.ctypes.data
+            kv.scale_block = self.k_scale[0].size
+
+    @property
+    def nbytes(self):
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in (self.k, self.v, self.k_scale, self.v_scale) if array is not None)
+
+
+cdef void touch_layer(const KVCache* kv) noexcept nogil:
+    """Take the memory now, by writing the zeros that it holds already."""
+    cdef Py_ssize_t size = kv_element_size(kv.dtype)
+    memset(kv.k, 0, kv.n_blocks * kv.k_block * size)
+    memset(kv.v, 0, kv.n_blocks * kv.v_block * size)
+    if kv.dtype == KV_I8:
+        memset(kv.k_scale, 0, kv.n_blocks * kv.scale_block * sizeof(float))
+        memset(kv.v_scale, 0, kv.n_blocks * kv.scale_block * sizeof(float))
