@@ -12,12 +12,7 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +20,11 @@ import zmq
 
 from miro_client import wire
 from miro_client.endpoint import control_endpoint
+from served.worker import worker
 
 DEADLINE_MS = 60_000
 #: Between two questions: as often as a monitor would at most, and often enough for a 99th percentile.
 PAUSE_S = 0.005
-
-
-@contextmanager
-def worker(model: str, context: int, threads: int | None) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A worker in a process of its own, and its endpoint."""
-    with tempfile.TemporaryDirectory(prefix="miro-") as folder:
-        endpoint = f"ipc://{folder}/m.sock"
-        command = [sys.executable, "-m", "miro_worker", "--model", model, "--bind", endpoint]
-        command += ["--max-context", str(context)] + (["--threads", str(threads)] if threads else [])
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-            assert process.stderr is not None
-            try:
-                while not (line := process.stderr.readline()).startswith("ready "):
-                    if not line:
-                        raise SystemExit("the worker did not start")
-                yield process, endpoint
-            finally:
-                process.terminate()
-                process.wait(30)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -113,7 +90,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     context: zmq.Context[Any] = zmq.Context()
-    with worker(options.model, options.prompt + 1, options.threads) as (process, endpoint):
+    with worker(options.model, context=options.prompt + 1, threads=options.threads) as (process, endpoint):
         ping = Prober(context, endpoint, wire.Ping())
         probers = {"ping": ping, "stats": Prober(context, control_endpoint(endpoint), wire.Stats())}
         quiet = {name: summary([prober.round_trip_ms() for _ in range(500)]) for name, prober in probers.items()}

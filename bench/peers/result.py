@@ -20,7 +20,7 @@ from miro_cy.inspect import inspect_model
 from miro_cy.native import build_mode
 from miro_cy.tools.report import this_machine
 from peers.measure import Row
-from peers.works import System
+from peers.works import Named, System
 
 FORMAT = "miro-compare"
 VERSION = 1
@@ -40,7 +40,7 @@ def result_of(rows: Sequence[Row], second: System, path: Path, *, threads: int, 
     }
 
 
-def about_run(path: Path, threads: int, *others: System) -> dict[str, Any]:
+def about_run(path: Path, threads: int, *others: Named) -> dict[str, Any]:
     """What figures belong to: the day, the machine, the model, the builds of miro and of what it is compared with."""
     machine, about = this_machine(active_isa(), threads), inspect_model(path)
     return {

@@ -18,13 +18,17 @@ class PeerError(Exception):
     """A system cannot be measured; one line that says why."""
 
 
-class System(Protocol):
-    """Figures of one repetition each."""
+class Named(Protocol):
+    """What stands beside miro in a result."""
 
     name: str
 
     def version(self) -> dict[str, str | int]:
-        """What to say of it in a result, once something has been measured."""
+        """What to say of it, once something has been measured."""
+
+
+class System(Named, Protocol):
+    """Figures of one repetition each."""
 
     def prompt(self, length: int) -> float:
         """Tokens a second of one prompt."""
