@@ -85,6 +85,8 @@ def test_values_outside_limits_are_refused_by_name(name: str, value: Any) -> Non
         ("123", 123),
         ("123b", 123),
         (2**40, 2**40),
+        ("1.000000000000000000GiB", 2**30),
+        ("0" * 5000 + "64MiB", 64 * 2**20),
     ],
 )
 def test_sizes_in_bytes(text: str | int, want: int) -> None:

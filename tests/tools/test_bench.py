@@ -150,6 +150,7 @@ def test_settings_reach_the_engine(golden: Golden) -> None:
         ({"rows": (0,)}, "rows"),
         ({"rows": (257,)}, "rows"),
         ({"rows": ()}, "rows"),
+        ({"rows": tuple(range(1, 257)), "depths": (1, 2)}, "rows"),
         ({"prompts": (0,)}, "prompt"),
         ({"depths": (True,)}, "depth"),
         ({"tokens": 0}, "tokens"),

@@ -122,6 +122,13 @@ def test_a_new_connection_under_an_old_id_gets_nothing_of_it(serve, raw, engine)
         rest(engine)
 
 
+@pytest.mark.parametrize("length", [1, 127, 255])
+def test_a_routing_id_of_any_length_is_served(serve, raw, length):
+    client = raw(serve(), ROUTING_ID=b"A" * length)
+    client.generate("hello", max_tokens=1)
+    assert isinstance(client.receive()[1], wire.Accepted)
+
+
 def test_a_second_connection_with_a_live_id_cannot_take_over(serve, raw, engine):
     worker = serve()
     first = raw(worker, ROUTING_ID=b"same")
