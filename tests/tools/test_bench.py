@@ -150,7 +150,7 @@ def test_settings_reach_the_engine(golden: Golden) -> None:
         ({"rows": (0,)}, "rows"),
         ({"rows": (257,)}, "rows"),
         ({"rows": ()}, "rows"),
-        ({"rows": tuple(range(1, 257)), "depths": (1, 2)}, "rows"),
+        ({"rows": tuple(range(1, 257)), "depths": (1, 2, 3)}, "rows"),
         ({"prompts": (0,)}, "prompt"),
         ({"depths": (True,)}, "depth"),
         ({"tokens": 0}, "tokens"),
@@ -203,7 +203,8 @@ def test_a_profile_accounts_for_the_time_of_the_steps(golden: Golden) -> None:
     for row in run_bench(golden(FAST), plan, threads=2).rows:
         assert row.profile is not None
         assert set(row.profile) == {*PARTS, "rest"}
-        assert all(seconds > 0 for seconds in row.profile.values())
+        # with int8 weights SwiGLU is a part of gate_up
+        assert all(seconds > 0 for part, seconds in row.profile.items() if part != "swiglu")
         assert sum(row.profile.values()) == pytest.approx(row.seconds.median)
     assert all(row.profile is None for row in run_bench(golden(FAST), SMALL, threads=1).rows)
 
