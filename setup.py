@@ -89,6 +89,7 @@ PLAIN = [
     "miro_cy.cache.block_pool",
     "miro_cy.cache.block_table",
     "miro_cy.cache.sharing",
+    "miro_cy.model.step",
     "miro_cy.sampling.sampler",
     "miro_cy.sched.request",
     "miro_cy.sched.sets",

@@ -41,8 +41,8 @@ class EngineConfig:
 
     threads: compute threads (default: what affinity, cgroup quota and physical cores allow).
     kv_memory: bytes of the KV cache, or text such as "4GiB", or "auto" for a server's share of what is free: room for
-        four contexts, within a quarter of the memory available (default: one context). A stated size, or "auto", is
-        touched at once, so that memory is flat from then on.
+        four contexts, within a quarter of what weights and buffers leave (default: one context, within half of it). A
+        stated size, or "auto", is touched at once, so that memory is flat from then on.
     kv_dtype: "fp16", "fp32" or "int8" (default: fp16; fp32 under compute "exact", which refuses the others).
     compute: "fast" multiplies quantised weights by int8 activations, "exact" works in float32 throughout
         (default: fast for quantised files, exact for float ones).

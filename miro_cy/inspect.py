@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from miro_cy._kernels.weights import FORMATS, packed_nbytes
-from miro_cy.config import Compute, EngineConfig, KVDtype
+from miro_cy.config import Compute, EngineConfig, KVDtype, parse_bytes
 from miro_cy.errors import ConfigError
 from miro_cy.hub import resolve
 from miro_cy.loading import compute_mode, kv_dtype_of, tokenizer_of
+from miro_cy.machine import default_threads
+from miro_cy.memory import Room, is_quantised, packed_bytes, room_for, rope_bytes, step_bytes
 from miro_cy.model.checkpoint import Checkpoint, Part
 from miro_cy.model.opening import open_checkpoint
 from miro_cy.model.spec import KV_BYTES, ModelSpec
@@ -30,11 +31,27 @@ class TypeShare:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes that one engine takes at a context: packed weights, KV cache, both. A step's buffers come on top."""
+    """Bytes that one engine takes at a context. weights: packed; activations: a step's buffers and rotary tables."""
 
     weights: int
+    activations: int
     kv: int
     total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What `total` bytes have room for beside the weights and a step's buffers.
+
+    left: bytes for the KV cache. tokens: those it holds, in whole blocks. context: most tokens of one sequence then.
+    """
+
+    total: int
+    weights: int
+    activations: int
+    left: int
+    tokens: int
+    context: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +60,7 @@ class ModelReport:
 
     types: by element type, the largest share first. problem: why the model cannot be served, or None; then `memory` is
     empty. memory: by KV dtype, at `context` tokens; compute, kv_dtype: what the engine takes unless told otherwise.
+    fit: by KV dtype, what a given size has room for; empty where none was given or the model cannot be served.
     """
 
     name: str
@@ -72,14 +90,20 @@ class ModelReport:
     compute: Compute
     kv_dtype: KVDtype
     memory: dict[str, Memory]
+    fit: dict[str, Fit]
 
 
-def inspect_model(path_or_name: str | os.PathLike[str], context: int | None = None) -> ModelReport:
+def inspect_model(
+    path_or_name: str | os.PathLike[str], context: int | None = None, fit: int | str | None = None
+) -> ModelReport:
     """Describe a model by path or name, with its memory at a context (None: the largest it was made for).
 
-    Raises ModelError as loading does, except that a tensor type miro cannot pack is reported as `problem`; ConfigError
-    for a context the model was not made for.
+    fit: bytes, or text such as "24GiB", whose room for a KV cache is worked out. Buffers are those of the default
+    settings. Raises ModelError as loading does, except that a tensor type miro cannot pack is reported as `problem`;
+    ConfigError for a context the model was not made for, and for a `fit` that is no size or has not even room for a
+    KV block of any type.
     """
+    total = None if fit is None else parse_bytes(fit, "fit")
     with open_checkpoint(resolve(Path(path_or_name))) as checkpoint:
         spec = checkpoint.spec
         context = spec.context if context is None else context
@@ -87,16 +111,15 @@ def inspect_model(path_or_name: str | os.PathLike[str], context: int | None = No
             raise ConfigError(
                 f"context must be between 1 and the model's {spec.context}, not {context}", field="context"
             )
-        return _report(checkpoint, context)
+        return _report(checkpoint, context, total)
 
 
-def _report(checkpoint: Checkpoint, context: int) -> ModelReport:
+def _report(checkpoint: Checkpoint, context: int, total: int | None) -> ModelReport:
     spec, parts = checkpoint.spec, checkpoint.parts()
     tokenizer = tokenizer_of(checkpoint)
     problem = next(filter(None, map(unsupported, parts)), None)
     defaults = EngineConfig()
-    quantised = any(part.is_matrix and part.tensor.kind not in ("F32", "F16", "BF16") for part in parts)
-    compute = compute_mode(defaults, quantised=quantised)
+    compute = compute_mode(defaults, quantised=is_quantised(parts))
     return ModelReport(
         name=checkpoint.name,
         path=str(checkpoint.path),
@@ -125,6 +148,7 @@ def _report(checkpoint: Checkpoint, context: int) -> ModelReport:
         compute=compute,
         kv_dtype=kv_dtype_of(defaults, compute),
         memory={} if problem else _memory(spec, parts, context),
+        fit={} if problem or total is None else _fit(spec, parts, total),
     )
 
 
@@ -138,15 +162,26 @@ def _types(parts: Iterable[Part]) -> dict[str, TypeShare]:
     return dict(sorted(found.items(), key=lambda item: -item[1].bytes))
 
 
-def _memory(spec: ModelSpec, parts: Iterable[Part], context: int) -> dict[str, Memory]:
-    weights = sum(_packed_bytes(part) for part in parts)
-    block = EngineConfig().block_size
-    tokens = -(-context // block) * block
+def _memory(spec: ModelSpec, parts: list[Part], context: int) -> dict[str, Memory]:
+    defaults = EngineConfig()
+    weights = packed_bytes(parts)
+    activations = step_bytes(spec, defaults, default_threads()) + rope_bytes(spec, context)
+    tokens = -(-context // defaults.block_size) * defaults.block_size
     kv = {dtype: spec.kv_bytes_per_token(dtype) * tokens for dtype in KV_BYTES}
-    return {dtype: Memory(weights, taken, weights + taken) for dtype, taken in kv.items()}
+    return {dtype: Memory(weights, activations, n, weights + activations + n) for dtype, n in kv.items()}
 
 
-def _packed_bytes(part: Part) -> int:
-    if part.is_matrix and part.tensor.kind in FORMATS:
-        return packed_nbytes(part.tensor.kind, *part.tensor.shape)
-    return 4 * prod(part.tensor.shape)
+def _fit(spec: ModelSpec, parts: list[Part], total: int) -> dict[str, Fit]:
+    defaults, threads = EngineConfig(), default_threads()
+    rooms = {
+        dtype: room_for(spec, parts, defaults, dtype, threads=threads, context=spec.context, total=total)
+        for dtype in KV_BYTES
+    }
+    if not any(room.blocks for room in rooms.values()):
+        raise ConfigError(f"fit is too small: {min(rooms.values(), key=lambda room: room.block)}", field="fit")
+    return {dtype: _fit_of(room, spec.context) for dtype, room in rooms.items()}
+
+
+def _fit_of(room: Room, context: int) -> Fit:
+    tokens = room.blocks * room.block_size
+    return Fit(room.total, room.weights, room.activations, max(0, room.left), tokens, min(tokens, context))

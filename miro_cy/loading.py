@@ -18,26 +18,21 @@ from miro_cy.cache.block_table import BlockTables
 from miro_cy.cache.prefix import PrefixIndex
 from miro_cy.config import Compute, EngineConfig, KVDtype
 from miro_cy.core import EngineCore
-from miro_cy.errors import ConfigError, ModelFormatError, Unavailable
+from miro_cy.errors import ConfigError, ModelFormatError
 from miro_cy.formats.gguf import GGUFFile
 from miro_cy.hub import resolve
 from miro_cy.machine import available_memory, default_threads, trim_heap
+from miro_cy.memory import is_quantised, kv_blocks, room_for
 from miro_cy.model.checkpoint import Checkpoint
 from miro_cy.model.executor import CpuExecutor
 from miro_cy.model.generation import GenerationDefaults
 from miro_cy.model.opening import open_checkpoint
 from miro_cy.model.spec import ModelSpec
-from miro_cy.model.weights import Weights, load_weights
+from miro_cy.model.weights import Weights, load_weights, packable_parts
 from miro_cy.sched.scheduler import Scheduler, SchedulerConfig
 from miro_cy.text import Tokenizer, load_tokenizer
 
 Progress = Callable[[int, int], None]
-
-#: A server's KV cache unless told otherwise: this many contexts, within this share of the memory that is free.
-SERVER_CONTEXTS = 4
-SERVER_SHARE = 0.25
-#: One context in-process, within this share.
-SINGLE_SHARE = 0.5
 
 
 @dataclass(slots=True)
@@ -110,8 +105,9 @@ def load_parts(path_or_name: str | Path, config: EngineConfig, progress: Progres
     _claim_threads(threads)
     trim_heap()
     with open_checkpoint(path) as checkpoint:  # again: the first one holds a GGUF file's decoded vocabulary
+        plan = _plan(checkpoint, config, threads, context)
         weights = load_weights(checkpoint, threads=threads, progress=progress)
-        return _assemble(checkpoint, weights, tokenizer, config, threads, context, digest)
+        return _assemble(checkpoint, weights, tokenizer, config, plan, digest)
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
@@ -121,23 +117,36 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
     return load_tokenizer(checkpoint.path)
 
 
-def _assemble(
-    checkpoint: Checkpoint,
-    weights: Weights,
-    tokenizer: Tokenizer,
-    config: EngineConfig,
-    threads: int,
-    context: int,
-    digest: str,
-) -> Parts:
-    spec = checkpoint.spec
-    compute = compute_mode(config, quantised=weights.quantised)
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is decided before anything is packed. context: most tokens of a sequence."""
+
+    threads: int
+    context: int
+    compute: Compute
+    kv_dtype: KVDtype
+    n_blocks: int
+
+
+def _plan(checkpoint: Checkpoint, config: EngineConfig, threads: int, context: int) -> Plan:
+    """Raises before any work is done for a model that cannot be packed, or for which there is no memory."""
+    parts = packable_parts(checkpoint)
+    compute = compute_mode(config, quantised=is_quantised(parts))
     kv_dtype = kv_dtype_of(config, compute)
-    n_blocks = _blocks(spec, config, kv_dtype, context)
+    room = room_for(
+        checkpoint.spec, parts, config, kv_dtype, threads=threads, context=context, total=available_memory()
+    )
+    return Plan(threads, context, compute, kv_dtype, kv_blocks(room, config, context))
+
+
+def _assemble(
+    checkpoint: Checkpoint, weights: Weights, tokenizer: Tokenizer, config: EngineConfig, plan: Plan, digest: str
+) -> Parts:
+    spec, n_blocks = checkpoint.spec, plan.n_blocks
     index = PrefixIndex(n_blocks, config.block_size) if config.prefix_cache else None
     pool = BlockPool(n_blocks, config.block_size, index)
-    width = min(n_blocks, -(-context // config.block_size))
-    context = min(context, width * config.block_size)
+    width = min(n_blocks, -(-plan.context // config.block_size))
+    context = min(plan.context, width * config.block_size)
     tables = BlockTables(1, config.max_num_seqs, width)
     limits = SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
@@ -155,16 +164,16 @@ def _assemble(
         weights,
         n_blocks=n_blocks,
         block_size=config.block_size,
-        kv_dtype=kv_dtype,
-        fast=compute == "fast",
-        threads=threads,
+        kv_dtype=plan.kv_dtype,
+        fast=plan.compute == "fast",
+        threads=plan.threads,
         max_tokens=scheduler.view.max_tokens,
         context=context,
         touch=config.kv_memory is not None,
     )
     core = EngineCore(executor, scheduler, pool, tokenizer, time.monotonic)
     isa = active_isa()
-    fingerprint = f"{digest}-{compute}-{kv_dtype}-{isa}-{miro_cy.__version__}"
+    fingerprint = f"{digest}-{plan.compute}-{plan.kv_dtype}-{isa}-{miro_cy.__version__}"
     capacity = n_blocks * config.block_size
     return Parts(
         core=core,
@@ -177,7 +186,7 @@ def _assemble(
         name=checkpoint.name,
         context=context,
         capacity=capacity,
-        kv_dtype=kv_dtype,
+        kv_dtype=plan.kv_dtype,
         isa=isa,
         fingerprint=fingerprint,
     )
@@ -211,23 +220,6 @@ def _context(spec: ModelSpec, config: EngineConfig) -> int:
             f"max_context is {config.max_context}, the model was made for {spec.context} tokens", field="max_context"
         )
     return config.max_context
-
-
-def _blocks(spec: ModelSpec, config: EngineConfig, kv_dtype: KVDtype, context: int) -> int:
-    """Blocks of the KV pool. A budget under one block is refused with the arithmetic."""
-    block_bytes = spec.kv_bytes_per_token(kv_dtype) * config.block_size
-    one_context = -(-context // config.block_size)
-    if isinstance(config.kv_memory, int):
-        if config.kv_memory < block_bytes:
-            raise ConfigError(
-                f"kv_memory is {config.kv_memory} bytes, one block of {config.block_size} tokens takes {block_bytes}",
-                field="kv_memory",
-            )
-        if config.kv_memory > (free := available_memory()):
-            raise Unavailable(f"kv_memory is {config.kv_memory} bytes, only {free} are free", field="kv_memory")
-        return min(config.kv_memory // block_bytes, 2**31 // config.block_size - 1)
-    contexts, share = (SERVER_CONTEXTS, SERVER_SHARE) if config.kv_memory == "auto" else (1, SINGLE_SHARE)
-    return max(1, min(one_context * contexts, int(available_memory() * share) // block_bytes))
 
 
 def _digest(paths: Sequence[Path]) -> str:

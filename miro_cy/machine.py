@@ -20,11 +20,15 @@ def default_threads() -> int:
 
 
 def available_memory() -> int:
-    """Bytes the process may still take without swapping: free memory, or what its control groups leave of it."""
+    """Bytes the process may still take without swapping: free memory, or what its control groups leave of it.
+
+    Above memory.high a group is slowed down until it has given memory back, so that counts as a limit too.
+    """
     free = [_meminfo("MemAvailable")]
     for folder in _cgroup_folders("memory"):
         for limit_name, usage_name in (
             ("memory.max", "memory.current"),
+            ("memory.high", "memory.current"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),
         ):
             limit, usage = _number(folder / limit_name), _number(folder / usage_name)
@@ -82,12 +86,16 @@ def _cgroup_folders(controller: str) -> Iterator[Path]:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Bytes of page cache that the kernel would drop first; a group's usage counts them."""
+    """Bytes of page cache that the kernel would drop first; a group's usage counts them.
+
+    Version 1 has two figures. Usage counts groups below too, as only the one called total does.
+    """
+    found = {}
     for line in _read(folder / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file") and value.isdigit():
-            return int(value)
-    return 0
+        if value.isdigit():
+            found[name] = int(value)
+    return found.get("total_inactive_file", found.get("inactive_file", 0))
 
 
 def _meminfo(key: str) -> int:

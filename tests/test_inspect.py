@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from miro_cy import Engine
+from miro_cy import Engine, EngineConfig
 from miro_cy.errors import ConfigError, ModelFormatError, ModelNotFound, UnsupportedModel
 from miro_cy.inspect import TypeShare, inspect_model
+from miro_cy.machine import default_threads
+from miro_cy.memory import step_bytes
 from miro_cy.model.opening import open_checkpoint
 from miro_cy.model.weights import load_weights
 
@@ -26,13 +28,15 @@ def test_memory_is_what_loading_takes(name: str) -> None:
         assert report.bytes == sum(tensor.nbytes for tensor in checkpoint.source.tensors.values())
     vectors = [weights.output_norm, *(v for layer in weights.layers for v in layer.vectors.values())]
     taken = weights.nbytes + sum(vector.nbytes for vector in vectors)
-    with Engine.load(GOLDEN / name, threads=1) as engine:
+    with Engine.load(GOLDEN / name) as engine:
+        buffers = step_bytes(engine._parts.spec, engine.config, engine._parts.executor.threads)
         assert f"-{report.kv_dtype}-" in engine.fingerprint
         assert (report.name, report.context) == (engine.name, engine.context)
         assert report.memory[report.kv_dtype].kv == engine._parts.executor.kv_bytes
     for dtype, memory in report.memory.items():
         assert memory.weights == taken
-        assert memory.total == taken + memory.kv
+        assert memory.activations == buffers + 4 * engine._parts.spec.rope.dim * report.context
+        assert memory.total == taken + memory.activations + memory.kv
         assert memory.kv == report.kv_bytes_per_token[dtype] * report.context
     assert sum(share.bytes for share in report.types.values()) == report.bytes
     assert list(report.types.values()) == sorted(report.types.values(), key=lambda share: -share.bytes)
@@ -40,6 +44,9 @@ def test_memory_is_what_loading_takes(name: str) -> None:
 
 def test_description_of_a_folder() -> None:
     report = inspect_model(GOLDEN / "hf" / "llama3-rope", context=100)
+    with open_checkpoint(GOLDEN / "hf" / "llama3-rope") as checkpoint:
+        buffers = step_bytes(checkpoint.spec, EngineConfig(), default_threads()) + 4 * 16 * 100
+    rest = {"weights": 509184, "activations": buffers}
     assert asdict(report) | {"path": "", "rope_theta": 0} == {
         "name": "llama3-rope",
         "path": "",
@@ -68,22 +75,47 @@ def test_description_of_a_folder() -> None:
         "compute": "exact",
         "kv_dtype": "fp32",
         "memory": {  # whole blocks of 32 tokens
-            "fp16": {"weights": 509184, "kv": 128 * 256, "total": 509184 + 128 * 256},
-            "fp32": {"weights": 509184, "kv": 128 * 512, "total": 509184 + 128 * 512},
-            "int8": {"weights": 509184, "kv": 128 * 160, "total": 509184 + 128 * 160},
+            "fp16": rest | {"kv": 128 * 256, "total": 509184 + buffers + 128 * 256},
+            "fp32": rest | {"kv": 128 * 512, "total": 509184 + buffers + 128 * 512},
+            "int8": rest | {"kv": 128 * 160, "total": 509184 + buffers + 128 * 160},
         },
+        "fit": {},
     }
 
 
+def test_what_fits() -> None:
+    """As many tokens as have room beside everything else, and not a block more."""
+    path = GOLDEN / "gguf" / "Q4_1.gguf"
+    report = inspect_model(path, fit="24GiB")
+    assert list(report.fit) == list(report.kv_bytes_per_token)
+    for dtype, fit in report.fit.items():
+        block = 32 * report.kv_bytes_per_token[dtype]
+        assert fit.total == 24 * 2**30 == fit.weights + fit.activations + fit.left
+        assert (fit.weights, fit.activations) == (report.memory[dtype].weights, report.memory[dtype].activations)
+        assert fit.tokens == fit.left // block * 32
+        assert fit.context == report.max_context
+    least = inspect_model(path, context=64).memory["int8"]
+    size = least.weights + least.activations + 32 * report.kv_bytes_per_token["int8"]
+    tight = inspect_model(path, fit=size).fit
+    assert {dtype: fit.tokens for dtype, fit in tight.items()} == {"fp16": 0, "fp32": 0, "int8": 32}
+    assert tight["int8"].context == 32 < report.max_context
+    with pytest.raises(ConfigError, match=r"fit is too small: of 1,000,000 bytes the weights take .* which leaves -"):
+        inspect_model(path, fit="1MB")
+
+
 def test_types_that_cannot_be_packed_are_reported(reference_data: Path) -> None:
-    report = inspect_model(reference_data / "gguf" / "Q5_0.gguf")
+    report = inspect_model(reference_data / "gguf" / "Q5_0.gguf", fit="24GiB")
     assert report.problem is not None
     assert "has type Q5_0" in report.problem
-    assert report.memory == {}
+    assert report.memory == report.fit == {}
     assert isinstance(report.types["Q5_0"], TypeShare)
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
+    for size in ("", "24 potatoes", 0, -1, True, 1.5, "1e9GiB", 2**60, "1"):
+        with pytest.raises(ConfigError, match=r"^fit ") as caught:
+            inspect_model(GOLDEN / "hf" / "llama", fit=size)  # type: ignore[arg-type]
+        assert caught.value.field == "fit"
     for context in (0, -1, 513):
         with pytest.raises(ConfigError) as caught:
             inspect_model(GOLDEN / "hf" / "llama", context)

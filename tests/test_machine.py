@@ -172,3 +172,34 @@ def test_limit_of_version_1(fake: Any, limit: int, want: int) -> None:
     files = {f"{folder}/memory.limit_in_bytes": f"{limit}\n", f"{folder}/memory.usage_in_bytes": f"{GIB}\n"}
     fake("4:memory:/job\n2:cpu:/\n", files)
     assert machine.available_memory() == want
+
+
+@pytest.mark.parametrize(("high", "want"), [(f"{2 * GIB}", GIB), ("max", 7 * GIB), (f"{9 * GIB}", 7 * GIB)])
+def test_where_a_group_of_version_2_is_slowed_down_counts(fake: Any, high: str, want: int) -> None:
+    files = {"app/memory.max": f"{8 * GIB}", "app/memory.high": high, "app/memory.current": f"{GIB}"}
+    fake("0::/app\n", files)
+    assert machine.available_memory() == want
+
+
+def test_page_cache_that_can_be_dropped_does_not_count_as_used(fake: Any) -> None:
+    stat = f"anon {GIB}\nfile {2 * GIB}\ninactive_file {2 * GIB}\nactive_file 77\nworkingset_refault_file x\n"
+    files = {"app/memory.max": f"{4 * GIB}", "app/memory.current": f"{3 * GIB}", "app/memory.stat": stat}
+    fake("0::/app\n", files)
+    assert machine.available_memory() == 3 * GIB
+
+
+def test_page_cache_of_the_groups_below_counts_in_version_1(fake: Any) -> None:
+    """As their usage does; inside a container, whose own group is what is mounted."""
+    files = {
+        "memory/memory.limit_in_bytes": f"{4 * GIB}",
+        "memory/memory.usage_in_bytes": f"{3 * GIB}",
+        "memory/memory.stat": f"cache {GIB}\ninactive_file {GIB // 4}\ntotal_inactive_file {GIB}\n",
+    }
+    fake("4:memory:/docker/abc\n", files)
+    assert machine.available_memory() == 2 * GIB
+
+
+@pytest.mark.parametrize("damaged", ["memory.max", "memory.current"])
+def test_a_damaged_limit_or_usage_limits_nothing(fake: Any, damaged: str) -> None:
+    fake("0::/app\n", {"app/memory.max": f"{GIB}", "app/memory.current": "0", f"app/{damaged}": "a lot\n"})
+    assert machine.available_memory() == 32 * GIB

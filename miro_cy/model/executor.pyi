@@ -13,6 +13,7 @@ class CpuExecutor:
     threads: int
     fast: bool
     kv_bytes: int
+    buffer_bytes: int
     def __init__(
         self,
         spec: ModelSpec,

@@ -12,8 +12,7 @@ from libc.string cimport memcpy
 import numpy as np
 
 from miro_cy._kernels.abi cimport (
-    PANEL, QBLOCK, TILE_ROWS, BatchRows, KernelTable, PackedMatrix, QuantBlock, attention_scratch_floats,
-    is_float_layout, matmul_scratch_floats,
+    QBLOCK, TILE_ROWS, BatchRows, KernelTable, PackedMatrix, QuantBlock, is_float_layout,
 )
 from miro_cy._kernels.kv cimport KVLayer, touch_layer
 from miro_cy._kernels.select cimport kernels
@@ -21,7 +20,7 @@ from miro_cy._kernels.weights cimport PackedWeights
 from miro_cy.batch cimport BatchView
 from miro_cy.model.step cimport (
     ATTENTION, ATTENTION_OUT, DOWN, EMBED, GATE_UP, MAX_LAYERS, N_PARTS, NORM, OUTPUT, QKV, ROPE, SWIGLU, Buffers,
-    Layer, mi_profile, mi_profile_begin, mi_profile_mark,
+    Layer, mi_profile, mi_profile_begin, mi_profile_mark, quant_bytes, scratch_of, set_widths,
 )
 from miro_cy.native cimport EXECUTORS, KV_BYTES, MIRO_INDEX, tally
 
@@ -37,10 +36,6 @@ cdef extern from "team.h" nogil:
 
 #: The parts of a step that `profile` tells apart, in the order of step.pxd.
 PARTS = ("embed", "norm", "qkv", "rope", "attention", "attention_out", "gate_up", "swiglu", "down", "output")
-
-
-cdef Py_ssize_t padded(Py_ssize_t n) noexcept:
-    return (n + PANEL - 1) // PANEL * PANEL
 
 
 cdef const PackedMatrix* matrix_of(PackedWeights w):
@@ -66,6 +61,7 @@ cdef class CpuExecutor:
     cdef readonly int threads
     cdef readonly bint fast
     cdef readonly Py_ssize_t kv_bytes       # bytes of the KV pool
+    cdef readonly Py_ssize_t buffer_bytes   # bytes of the buffers, rotary tables aside; grows with the logits rows
     cdef const KernelTable* table
     cdef mi_barrier barrier
     cdef object rope
@@ -122,13 +118,14 @@ cdef class CpuExecutor:
         return &view[0]
 
     cdef float* zeros(self, Py_ssize_t n) except NULL:
-        return self.floats(np.zeros(max(n, 1), np.float32))
+        array = np.zeros(max(n, 1), np.float32)
+        self.buffer_bytes += array.nbytes
+        return self.floats(array)
 
     cdef QuantBlock* quant_blocks(self, Py_ssize_t m, Py_ssize_t k) except NULL:
-        cdef uint8_t[::1] blocks = np.zeros(
-            max((m + TILE_ROWS - 1) // TILE_ROWS * (k // QBLOCK), 1) * sizeof(QuantBlock), np.uint8,
-        )
+        cdef uint8_t[::1] blocks = np.zeros(quant_bytes(m, k), np.uint8)
         self.keep.append(blocks)
+        self.buffer_bytes += blocks.nbytes
         return <QuantBlock*>&blocks[0]
 
     cdef bind_layer(self, int i, weights, spec):
@@ -168,21 +165,21 @@ cdef class CpuExecutor:
 
     cdef allocate_buffers(self):
         cdef Buffers* b = &self.b
-        cdef Py_ssize_t t = self.max_tokens, k
-        k = max(self.hidden, self.n_heads * self.head_dim, self.ffn)
-        b.ld_h, b.ld_q, b.ld_kv = k, padded(self.n_heads * self.head_dim), padded(self.n_kv_heads * self.head_dim)
-        b.ld_d, b.ld_f, b.ld_v = padded(self.hidden), padded(self.ffn), padded(self.output.n)
-        b.x, b.h, b.delta = self.zeros(t * self.hidden), self.zeros(t * b.ld_h), self.zeros(t * b.ld_d)
+        cdef Py_ssize_t t = self.max_tokens
+        set_widths(b, self.spec)
+        b.x, b.h, b.delta = self.zeros(t * b.ld_x), self.zeros(t * b.ld_h), self.zeros(t * b.ld_d)
         b.q, b.k, b.v = self.zeros(t * b.ld_q), self.zeros(t * b.ld_kv), self.zeros(t * b.ld_kv)
         b.gate, b.up = self.zeros(t * b.ld_f), self.zeros(t * b.ld_f)
-        b.a.block, b.f.block = self.quant_blocks(t, k), self.quant_blocks(t, self.ffn)
-        self.scratch_floats = padded(max(matmul_scratch_floats(), attention_scratch_floats(self.head_dim)))
+        b.a.block, b.f.block = self.quant_blocks(t, b.ld_h), self.quant_blocks(t, self.ffn)
+        self.scratch_floats = scratch_of(self.head_dim)
         self.scratch = self.zeros(self.threads * self.scratch_floats)
 
     cdef grow_logits(self, Py_ssize_t rows):
         cdef float[:, ::1] view
         if self.logits_array is None or self.logits_array.shape[0] < rows:
+            self.buffer_bytes -= 0 if self.logits_array is None else self.logits_array.nbytes
             self.logits_array = np.zeros((rows, self.b.ld_v), np.float32)
+            self.buffer_bytes += self.logits_array.nbytes
             view = self.logits_array
             self.b.logits = &view[0, 0]
 

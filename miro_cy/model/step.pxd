@@ -53,7 +53,7 @@ cdef struct Layer:
 
 cdef struct Buffers:
     # one step's activations, rows of all tokens; ld_* are row lengths in floats
-    float* x                # residual stream [tokens, hidden]
+    float* x                # residual stream [tokens, ld_x]
     float* h                # normalised input, attention output or SwiGLU output [tokens, ld_h]
     float* q                # [tokens, ld_q]
     float* k                # [tokens, ld_kv]
@@ -62,6 +62,11 @@ cdef struct Buffers:
     float* gate             # [tokens, ld_f]
     float* up
     float* logits           # [rows, ld_v]
-    Py_ssize_t ld_h, ld_q, ld_kv, ld_d, ld_f, ld_v
+    Py_ssize_t ld_x, ld_h, ld_q, ld_kv, ld_d, ld_f, ld_v
     Activations a           # h in int8
     Activations f           # SwiGLU's output in int8, where gate, up and down are all multiplied in integers
+
+
+cdef void set_widths(Buffers* b, spec)
+cdef Py_ssize_t scratch_of(int head_dim)
+cdef Py_ssize_t quant_bytes(Py_ssize_t m, Py_ssize_t k)

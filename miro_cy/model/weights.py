@@ -82,15 +82,24 @@ def unsupported(part: Part) -> str | None:
     return f"tensor {part.tensor.name} has type {part.tensor.kind}; supported are {', '.join(known)}"
 
 
-def load_weights(checkpoint: Checkpoint, *, threads: int = 1, progress: Progress | None = None) -> Weights:
-    """Pack all tensors of a checkpoint; memory beyond the packed form stays under one tensor.
+def packable_parts(checkpoint: Checkpoint) -> list[Part]:
+    """All tensors of a checkpoint, each in its place.
 
-    progress(done, total) counts tensors. Raises ModelFormatError naming a missing, extra or misshapen tensor, and
-    UnsupportedModel naming a tensor of a type that has no packed layout, both before anything is packed.
+    Raises ModelFormatError naming a missing, extra or misshapen tensor, and UnsupportedModel naming a tensor of a type
+    that has no packed layout.
     """
     parts = checkpoint.parts()
     for problem in filter(None, map(unsupported, parts)):
         raise UnsupportedModel(f"{checkpoint.path}: {problem}")
+    return parts
+
+
+def load_weights(checkpoint: Checkpoint, *, threads: int = 1, progress: Progress | None = None) -> Weights:
+    """Pack all tensors of a checkpoint; memory beyond the packed form stays under one tensor.
+
+    progress(done, total) counts tensors. Raises as `packable_parts` does, before anything is packed.
+    """
+    parts = packable_parts(checkpoint)
     own = LayerWeights()
     layers = [LayerWeights() for _ in range(checkpoint.spec.n_layers)]
     for done, part in enumerate(parts, 1):

@@ -33,6 +33,23 @@ def test_table(runner: CliRunner) -> None:
     assert lines["fp16 (default)"].endswith("+ KV cache 262.1 kB")
 
 
+def test_what_fits(runner: CliRunner) -> None:
+    result = runner.invoke(main, ["inspect", FILE, "--fit", "24GiB"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = [line for line in result.stdout.splitlines() if line.startswith("fit") or " tokens in " in line]
+    fit = inspect_model(FILE, fit="24GiB").fit["fp16"]
+    assert lines[0].split(maxsplit=1)[1].startswith("25,769,803,776 bytes: weights ")
+    assert lines[1].split(maxsplit=2)[2] == f"{fit.tokens:,} tokens in 25.8 GB: the whole context"
+    assert [line.split()[0] for line in lines[2:]] == ["fp32", "int8"]
+    result = runner.invoke(main, ["inspect", FILE, "--fit", "24GiB", "--json"])
+    assert json.loads(result.stdout)["fit"]["fp16"] == asdict(fit)
+    for size in ("lots", "1MB", "0"):
+        result = runner.invoke(main, ["inspect", FILE, "--fit", size])
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "fit " in result.stderr
+    assert runner.invoke(main, ["inspect", "--connect", "default", "--fit", "1GiB"]).exit_code == 2
+
+
 def test_json(runner: CliRunner) -> None:
     result = runner.invoke(main, ["inspect", FOLDER, "--json", "--context", "64"])
     assert result.exit_code == 0

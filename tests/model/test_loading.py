@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from miro_cy import Engine
-from miro_cy.errors import ConfigError, ModelFormatError, ModelNotFound, UnsupportedModel
+from miro_cy.errors import ConfigError, ModelFormatError, ModelNotFound, Unavailable, UnsupportedModel
 from miro_cy.formats.ggml_types import GGMLType
 from miro_cy.model.gguf_llama import LIMITS
 from miro_cy.model.opening import open_checkpoint
@@ -316,11 +316,30 @@ def test_spec_of_a_file(checkpoint: Any) -> None:
     assert (spec.kv_bytes_per_token("fp16"), spec.kv_bytes_per_token("fp32")) == (128, 256)
 
 
-def test_a_pool_beyond_free_memory_is_refused(
-    golden_file: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("free", "kv_memory", "text"),
+    [
+        (2**26, "63MiB", r"kv_memory is 66,060,288 bytes, but of 67,108,864 bytes the weights take [0-9,]+ and"),
+        (2**20, None, "there is no room for a KV cache: of 1,048,576 bytes"),
+        (2**20, "auto", r"a step's buffers [0-9,]+, which leaves -[0-9,]+; one block of 32 tokens takes 32,768$"),
+    ],
+)
+def test_an_impossible_budget_is_refused_with_the_arithmetic(
+    golden_file: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    free: int,
+    kv_memory: str | None,
+    text: str,
 ) -> None:
-    """It would be touched at once, and the system would kill the process."""
-    monkeypatch.setattr("miro_cy.loading.available_memory", lambda: 2**20)
-    with pytest.raises(ConfigError, match="only 1048576 are free") as caught:
-        Engine.load(golden_file("gguf/Q4_0.gguf"), threads=1, kv_memory="2MiB")
+    """Before anything is packed. A pool that is touched at once would have the system kill the process."""
+    monkeypatch.setattr("miro_cy.loading.available_memory", lambda: free)
+    packed: list[int] = []
+    with pytest.raises(Unavailable, match=text) as caught:
+        Engine.load(
+            golden_file("gguf/Q4_0.gguf"),
+            threads=1,
+            kv_memory=kv_memory,
+            progress=lambda done, _: packed.append(done),
+        )
     assert caught.value.field == "kv_memory"
+    assert packed == []

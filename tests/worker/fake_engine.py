@@ -156,7 +156,8 @@ class FakeEngine:
         return {"running": running, "waiting": len(self._requests) - running, "free_blocks": 100 - running}
 
     def describe(self) -> dict[str, Any]:
-        return {"name": self.name, "context": self.context, "fingerprint": self.fingerprint}
+        cache = {"kv_dtype": "int8", "kv_bytes_per_token": 80, "capacity": 8192}
+        return {"name": self.name, "context": self.context, "fingerprint": self.fingerprint, **cache}
 
     def warm_up(self) -> None:
         self.warm_gate.wait(30)

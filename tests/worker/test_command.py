@@ -49,7 +49,9 @@ def test_it_says_ready_serves_and_stops(folder, raw):
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )
     try:
-        assert process.stderr.readline() == f"ready endpoint={endpoint} model=fake context=4096\n"
+        assert process.stderr.readline() == (
+            f"ready endpoint={endpoint} model=fake context=4096 kv_dtype=int8 kv_bytes_per_token=80 capacity=8192\n"
+        )
         client = raw(endpoint)
         assert client.until_end(client.generate())[-1].reason == "length"
         process.send_signal(signal.SIGTERM)

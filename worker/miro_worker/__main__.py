@@ -113,9 +113,12 @@ def serve(model: str, bind: str | None, grace_ms: int, options: dict[str, Any]) 
     engine: Any = Engine.load(model, **options)
     worker = Worker(engine, bind, config=WorkerConfig(grace_ms=grace_ms))
 
+    about = engine.describe()
+    cache = " ".join(f"{name}={about[name]}" for name in ("kv_dtype", "kv_bytes_per_token", "capacity"))
+
     def ready() -> None:
         print(
-            f"ready endpoint={worker.endpoint} model={engine.name} context={engine.context}",
+            f"ready endpoint={worker.endpoint} model={engine.name} context={engine.context} {cache}",
             file=sys.stderr,
             flush=True,
         )

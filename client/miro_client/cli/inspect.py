@@ -25,24 +25,27 @@ def load() -> click.Command:
     Examples:
       miro inspect smollm2
       miro inspect ./Llama-3.2-1B --context 8192 --json
+      miro inspect smollm2 --fit 24GiB
       miro inspect --connect default""",
 )
 @click.argument("model", required=False)
 @click.option("--connect", metavar="ENDPOINT", help="Describe what a worker serves; 'default' is the usual one.")
 @click.option("--context", type=click.IntRange(1), metavar="N", help="Show the memory for N tokens, not the most.")
+@click.option("--fit", metavar="SIZE", help='Tell how many tokens of KV cache fit into that memory, as "24GiB".')
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def inspect(model: str | None, connect: str | None, context: int | None, as_json: bool) -> None:
+def inspect(model: str | None, connect: str | None, context: int | None, fit: str | None, as_json: bool) -> None:
     """Describe MODEL: a GGUF file, a Hugging Face folder, or the name of a pulled model.
 
-    Only headers are read. Memory is what the weights take once packed, and the KV cache of one context; the buffers of
-    a step come on top. With --connect, a worker says what it serves.
+    Only headers are read. Memory is what the weights take once packed, the buffers of a step, and the KV cache of one
+    context. With --connect, a worker says what it serves.
     """
     if (model is None) == (connect is None):
         raise click.UsageError("give a MODEL, or a worker with --connect")
     require_stdout()
     if connect is not None:
-        if context is not None:
-            raise click.UsageError("--context is the worker's to choose: not with --connect")
+        for name, value in (("context", context), ("fit", fit)):
+            if value is not None:
+                raise click.UsageError(f"--{name} is the worker's to choose: not with --connect")
         _ask_worker(endpoint_of(connect), as_json)
         return
     assert model is not None
@@ -52,7 +55,7 @@ def inspect(model: str | None, connect: str | None, context: int | None, as_json
         if error.name != "miro_cy":
             raise
         raise Failure("miro inspect needs the engine: pip install miro-cy") from error
-    report = inspect_model(model, context)
+    report = inspect_model(model, context, fit)
     if as_json:
         print_json(asdict(report))
         return
@@ -103,8 +106,8 @@ def _lines(report: ModelReport) -> Iterator[tuple[str, str]]:
     yield "vocabulary", f"{r.vocab_size:,} tokens{tied}"
     yield "tokenizer", r.tokenizer if r.tokenizer_supported else f"{r.tokenizer} (not supported: token ids only)"
     yield "context", f"{r.max_context:,} tokens, RoPE base {r.rope_theta:,g}, scaling {r.rope_scaling}"
-    (dtype, most), *others = r.kv_bytes_per_token.items()
-    cache = [f"{most:,} bytes a token in {dtype}", *(f"{n:,} in {dtype}" for dtype, n in others)]
+    (dtype, first), *others = r.kv_bytes_per_token.items()
+    cache = [f"{first:,} bytes a token in {dtype}", *(f"{n:,} in {dtype}" for dtype, n in others)]
     yield "KV cache", ", ".join(cache)
     if r.problem is not None:
         yield "unsupported", r.problem
@@ -112,5 +115,16 @@ def _lines(report: ModelReport) -> Iterator[tuple[str, str]]:
     yield "memory", f"at {r.context:,} tokens:"
     for dtype, memory in r.memory.items():
         default = " (default)" if dtype == r.kv_dtype else ""
-        parts = f"weights {size_text(memory.weights)} + KV cache {size_text(memory.kv)}"
-        yield f"  {dtype}{default}", f"{size_text(memory.total)} = {parts}"
+        parts = f"weights {size_text(memory.weights)} + buffers {size_text(memory.activations)}"
+        yield f"  {dtype}{default}", f"{size_text(memory.total)} = {parts} + KV cache {size_text(memory.kv)}"
+    yield from _fits(r)
+
+
+def _fits(report: ModelReport) -> Iterator[tuple[str, str]]:
+    for dtype, fit in report.fit.items():
+        if dtype == next(iter(report.fit)):
+            taken = f"weights {size_text(fit.weights)}, buffers {size_text(fit.activations)}"
+            yield "fit", f"{fit.total:,} bytes: {taken}, and a KV cache of"
+        default = " (default)" if dtype == report.kv_dtype else ""
+        longest = "the whole context" if fit.context == report.max_context else f"sequences of up to {fit.context:,}"
+        yield f"  {dtype}{default}", f"{fit.tokens:,} tokens in {size_text(fit.left)}: {longest}"

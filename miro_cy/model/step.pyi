@@ -1,0 +1,3 @@
+from miro_cy.model.spec import ModelSpec
+
+def buffer_bytes(spec: ModelSpec, *, threads: int, max_tokens: int, max_logits: int) -> int: ...

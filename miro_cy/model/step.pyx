@@ -1,0 +1,36 @@
+"""Sizes of a step's buffers; see step.pxd."""
+
+from miro_cy._kernels.abi cimport (
+    PANEL, QBLOCK, TILE_ROWS, QuantBlock, attention_scratch_floats, matmul_scratch_floats,
+)
+
+
+cdef Py_ssize_t padded(Py_ssize_t n):
+    return (n + PANEL - 1) // PANEL * PANEL
+
+
+cdef void set_widths(Buffers* b, spec):
+    """Row lengths of a step's buffers, in floats."""
+    b.ld_x = spec.hidden_size
+    b.ld_h = max(spec.hidden_size, spec.n_heads * spec.head_dim, spec.ffn_size)
+    b.ld_q, b.ld_kv = padded(spec.n_heads * spec.head_dim), padded(spec.n_kv_heads * spec.head_dim)
+    b.ld_d, b.ld_f, b.ld_v = padded(spec.hidden_size), padded(spec.ffn_size), padded(spec.vocab_size)
+
+
+cdef Py_ssize_t scratch_of(int head_dim):
+    """Floats of scratch a thread needs."""
+    return padded(max(matmul_scratch_floats(), attention_scratch_floats(head_dim)))
+
+
+cdef Py_ssize_t quant_bytes(Py_ssize_t m, Py_ssize_t k):
+    """Bytes of m rows of k activations in int8."""
+    return max((m + TILE_ROWS - 1) // TILE_ROWS * (k // QBLOCK), 1) * sizeof(QuantBlock)
+
+
+def buffer_bytes(spec, *, int threads, Py_ssize_t max_tokens, Py_ssize_t max_logits):
+    """Bytes of the buffers that an executor has for steps of so many tokens and logits rows, rotary tables aside."""
+    cdef Buffers b
+    set_widths(&b, spec)
+    row = b.ld_x + b.ld_h + b.ld_d + b.ld_q + 2 * b.ld_kv + 2 * b.ld_f
+    floats = max_tokens * row + threads * scratch_of(spec.head_dim) + max_logits * b.ld_v
+    return sizeof(float) * floats + quant_bytes(max_tokens, b.ld_h) + quant_bytes(max_tokens, spec.ffn_size)
