@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 
 #: How much an observation keeps of its weight with each one that follows it.
 FORGET = 0.9
@@ -12,15 +13,13 @@ RIDGE = 1e-3
 OUTLIER = 3.0
 #: Observations before anything is called an outlier.
 WARM = 4
-SWEEPS = 30
 
 
 class LinearCost:
     """seconds = sum of coefficient * quantity, no coefficient below 0.
 
-    Least squares with exponential forgetting, kept as normal equations, which are solved by coordinate descent from the
-    last solution when a prediction is wanted (Franc, Hlaváč, Navara: "Sequential coordinate-wise algorithm for the
-    non-negative least squares problem", 2005). units: the usual size of each quantity.
+    Least squares with exponential forgetting, kept as normal equations, which are solved when a prediction is wanted:
+    exactly, as there are few quantities. units: the usual size of each.
     """
 
     def __init__(self, units: Sequence[float]) -> None:
@@ -58,20 +57,41 @@ class LinearCost:
         return [t / unit for t, unit in zip(self._solution(), self._units, strict=True)]
 
     def _solution(self) -> list[float]:
-        if self._solved:
-            return self._theta
-        theta, before = self._theta, list(self._theta)
-        for _ in range(SWEEPS):
-            change = 0.0
-            for i, row in enumerate(self._gram):
-                ridge = RIDGE * row[i]
-                if row[i] <= 0.0:
-                    continue
-                rest = sum(g * t for g, t in zip(row, theta, strict=True)) - row[i] * theta[i]
-                new = max(0.0, (self._moment[i] - rest + ridge * before[i]) / (row[i] + ridge))
-                change = max(change, abs(new - theta[i]))
-                theta[i] = new
-            if change <= 1e-4 * max(theta):
+        if not self._solved:
+            self._theta = self._solve()
+            self._solved = True
+        return self._theta
+
+    def _solve(self) -> list[float]:
+        """Of every set of coefficients that might be the positive ones, what least squares make of it; the best of
+        those that come out without a negative one is the solution. If that is all of them, no other need be tried.
+        """
+        seen = [i for i, row in enumerate(self._gram) if row[i] > 0.0]
+        moment = [m + RIDGE * self._gram[i][i] * self._theta[i] for i, m in enumerate(self._moment)]
+        best: tuple[float, dict[int, float]] = (0.0, dict.fromkeys(seen, 0.0))  # by how much squares fall; solution
+        for size in range(len(seen), 0, -1):
+            for chosen in combinations(seen, size):
+                found = self._least_squares(chosen, moment)
+                gain = sum(moment[i] * x for i, x in zip(chosen, found, strict=True))
+                if gain > best[0] and min(found) >= 0.0:
+                    best = gain, {**dict.fromkeys(seen, 0.0), **dict(zip(chosen, found, strict=True))}
+            if size == len(seen) and best[0] > 0.0:
                 break
-        self._solved = True
-        return theta
+        return [best[1].get(i, before) for i, before in enumerate(self._theta)]
+
+    def _least_squares(self, chosen: Sequence[int], moment: Sequence[float]) -> list[float]:
+        """The coefficients chosen, all others being 0. The ridge keeps every pivot above 0."""
+        rows = [[self._gram[i][j] for j in chosen] + [moment[i]] for i in chosen]
+        for at, row in enumerate(rows):
+            row[at] *= 1.0 + RIDGE
+        for at, row in enumerate(rows):
+            for below in rows[at + 1 :]:
+                factor = below[at] / row[at]
+                for j in range(at + 1, len(row)):
+                    below[j] -= factor * row[j]
+        found = [0.0] * len(chosen)
+        for at in range(len(chosen) - 1, -1, -1):
+            row = rows[at]
+            known = sum(row[j] * found[j] for j in range(at + 1, len(chosen)))
+            found[at] = (row[-1] - known) / row[at]
+        return found

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miro_cy.sched.cost import LinearCost
+from miro_cy.sched.cost import FORGET, RIDGE, LinearCost
 
 
 def fitted(
@@ -49,6 +51,39 @@ def test_whatever_is_measured_no_coefficient_is_negative_or_infinite(seen: list[
     for rows, keys, seconds in seen:
         cost.observe((1.0, rows, keys), seconds)
         assert all(0.0 <= t < float("inf") for t in cost.coefficients())
+
+
+def cost_of(theta: Sequence[float], seen: list[tuple[tuple[float, ...], float]]) -> float:
+    """What the fit makes least, weighted squares and the ridge, where nothing was predicted before."""
+    weight, total, held = 1.0, 0.0, [0.0] * len(theta)
+    for x, seconds in reversed(seen):
+        total += weight * (seconds - sum(t * q for t, q in zip(theta, x, strict=True))) ** 2
+        held = [h + weight * q * q for h, q in zip(held, x, strict=True)]
+        weight *= FORGET
+    return total + RIDGE * sum(h * t * t for h, t in zip(held, theta, strict=True))
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9), st.floats(0, 9)), min_size=1, max_size=4),
+    st.tuples(st.floats(0, 9), st.floats(0, 9)),
+    st.tuples(st.floats(0, 3), st.floats(0, 3), st.floats(0, 3)),
+)
+def test_no_other_coefficients_fit_better(
+    measured: list[tuple[float, float, float]], fixed: tuple[float, float], other: tuple[float, float, float]
+) -> None:
+    """Nothing related to the quantities is measured, so that as often as not a coefficient would be below 0."""
+    cost = LinearCost((1.0, 1.0, 1.0))
+    seen = [((1.0, a, b), abs(seconds - fixed[0] * a + fixed[1])) for a, b, seconds in measured]
+    for x, seconds in seen:
+        cost.observe(x, seconds)
+    found = cost.coefficients()
+    assert min(found) >= 0.0
+    least = cost_of(found, seen)
+    assert least <= cost_of(other, seen) * (1 + 1e-9) + 1e-9
+    for i in range(3):
+        for step in (1e-3, -1e-3):
+            near = [max(0.0, t + step) if i == j else t for j, t in enumerate(found)]
+            assert least <= cost_of(near, seen) * (1 + 1e-9) + 1e-9
 
 
 def test_what_the_measurements_leave_open_keeps_its_value() -> None:
