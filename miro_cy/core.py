@@ -22,6 +22,7 @@ from miro_cy.requests import Event, FinishReason, Request, Timing, TokenLogprob,
 from miro_cy.sampling.params import SamplingParams
 from miro_cy.sampling.sampler import TokenSampler
 from miro_cy.sched.scheduler import Scheduler
+from miro_cy.scoring import PromptScores
 from miro_cy.text import TextStream, Tokenizer
 
 F32 = NDArray[np.float32]
@@ -37,7 +38,10 @@ class Executor(Protocol):
 
 @dataclass(slots=True)
 class Choice:
-    """One sequence of a request as the engine sees it: how its tokens are picked, turned into text, and ended."""
+    """One sequence of a request as the engine sees it: how its tokens are picked, turned into text, and ended.
+
+    scores: of its prompt, if wanted, until they are complete and handed out.
+    """
 
     request_id: int
     params: SamplingParams
@@ -45,6 +49,7 @@ class Choice:
     stream: TextStream
     max_new: int
     usage: Usage
+    scores: PromptScores | None = None
     index: int = 0
 
 
@@ -91,16 +96,23 @@ class EngineCore:
         tokens = prompt_tokens(request)
         usage = Usage(prompt_tokens=len(tokens))
         request_id = self._next_id
-        if max_new == 0:
+        top = request.params.prompt_logprobs
+        if max_new == 0 and top is None:
             self._scheduler.check(len(tokens), 0)
             self._pending.append(Event(request_id, finish_reason="length", usage=usage, timing=Timing()))
         else:
             params = request.params
+            scores = None if top is None else PromptScores(tokens, top)
             choice = Choice(
-                request_id, params, TokenSampler(params), self._tokenizer.stream(params.stop), max_new, usage
+                request_id, params, TokenSampler(params), self._tokenizer.stream(params.stop), max_new, usage, scores
             )
             seq = self._scheduler.add(
-                tokens, max_new, extras=_extras(params), priority=request.priority, client=request.client
+                tokens,
+                max_new,
+                logits_from=-1 if scores is None else 0,
+                extras=_extras(params),
+                priority=request.priority,
+                client=request.client,
             )
             self._live[seq] = choice
             self._sequences[request_id] = seq
@@ -187,6 +199,8 @@ class EngineCore:
             if isinstance(live, Scores):
                 done = self._take_scores(live, first + n_tok - n_log, logits[at - n_log : at])
                 event = self._forget(seq, "length") if done else None
+            elif live.scores is not None:
+                event, sampled[row] = self._take_prompt(seq, live, live.scores, logits[:at], n_log, first + n_tok)
             else:
                 event, sampled[row] = self._take_token(seq, live, logits, at - 1, first + n_tok)
             if event is not None:
@@ -204,12 +218,27 @@ class EngineCore:
         scores.out[at : at + len(rows)] = rows
         return at + len(rows) == len(scores.out)
 
+    def _take_prompt(
+        self, seq: int, choice: Choice, scores: PromptScores, logits: F32, n_rows: int, position: int
+    ) -> tuple[Event | None, int]:
+        """Score prompt tokens with the last n_rows logits rows; the row after the prompt gives its first token, too."""
+        failed = scores.take(logits[-n_rows:])
+        if failed is not None:
+            return self._not_finite(seq, failed), -1
+        if not scores.done:
+            return None, -1
+        choice.scores = None
+        if choice.max_new == 0:
+            return self._forget(seq, "length", prompt_logprobs=scores.entries), -1
+        event, token = self._take_token(seq, choice, logits, len(logits) - 1, position)
+        event.prompt_logprobs = scores.entries
+        return event, token
+
     def _take_token(self, seq: int, choice: Choice, logits: F32, row: int, position: int) -> tuple[Event, int]:
         """Pick the token for `position` from a logits row; returns its event, the last one if it ends the choice."""
         token = choice.sampler.pick(logits, row, position)
         if token < 0:
-            error = NonFinite(f"the model gave no finite logits at position {position}")
-            return self._forget(seq, "error", error=error), -1
+            return self._not_finite(seq, position), -1
         choice.usage.completion_tokens += 1
         self._counts["generated_tokens"] += 1
         logprobs = None
@@ -254,6 +283,10 @@ class EngineCore:
         event = self._forget(seq, reason, **more)
         self._scheduler.finish(seq)
         return event
+
+    def _not_finite(self, seq: int, position: int) -> Event:
+        error = NonFinite(f"the model gave no finite logits at position {position}")
+        return self._forget(seq, "error", error=error)
 
     def _fail_all(self, error: Exception) -> list[Event]:
         reason = error if isinstance(error, MiroError) else InternalError(f"the engine failed: {error}")

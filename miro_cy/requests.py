@@ -61,7 +61,8 @@ class Event:
 
     text: characters that are now safe to send, possibly none; tokens: ids generated in this step.
     The last event of a choice has finish_reason set, with usage and timing; `stop` is the string or id that
-    ended it (None for EOS); `error` is set exactly when finish_reason is "error".
+    ended it (None for EOS); `error` is set exactly when finish_reason is "error". prompt_logprobs come once, with the
+    first token, or with the end where none is generated.
     """
 
     request_id: int
@@ -74,11 +75,16 @@ class Event:
     usage: Usage | None = None
     timing: Timing | None = None
     error: MiroError | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
 
 
 @dataclass(slots=True)
 class Completion:
-    """A finished request. `tokens` includes the EOS or stop token that ended it; `text` does not."""
+    """A finished request. `tokens` includes the EOS or stop token that ended it; `text` does not.
+
+    prompt_logprobs: one a token of the prompt, None for the first, which nothing comes before; None altogether if they
+    were not asked for, or the request ended before they were complete.
+    """
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -87,6 +93,7 @@ class Completion:
     logprobs: list[TokenLogprob] | None = None
     stop: str | int | None = None
     timing: Timing = field(default_factory=Timing)
+    prompt_logprobs: list[TokenLogprob | None] | None = None
 
 
 __all__ = ["Completion", "Event", "FinishReason", "Prompt", "Request", "Timing", "TokenLogprob", "Usage"]

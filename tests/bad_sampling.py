@@ -29,6 +29,7 @@ BAD: dict[str, list[Any]] = {
     ],
     "ignore_eos": [0, 1, NAN, "true", None, [], HUGE],
     "logprobs": [-1, MAX_LOGPROBS + 1, HUGE, 1.0, NAN, "1", True, [1]],
+    "prompt_logprobs": [-1, MAX_LOGPROBS + 1, 2**70, -(2**70), HUGE, 1.0, NAN, "1", b"1", True, False, [1], {}, int],
     "cache_salt": [
         "", "x" * (MAX_SALT_BYTES + 1), "é" * (MAX_SALT_BYTES // 2 + 1), "\ud800", 1, b"x", True, ["x"], NAN, HUGE,
     ],

@@ -31,7 +31,8 @@ MAX_UINT64 = 2**64 - 1
 class SamplingParams:
     """How the tokens of one request are chosen, and when it ends.
 
-    max_tokens: most tokens to generate; 0 only checks and counts the prompt, None means what is left of the context.
+    max_tokens: most tokens to generate; 0 only checks and counts, or scores, the prompt; None means what is left of the
+    context.
     temperature: 0 is greedy (argmax, ties to the lowest id); at most 2.
     top_k: keep the k most likely tokens, ties to the lowest id; 0 or -1 keeps all.
     top_p: keep the smallest set of most likely tokens whose probability reaches top_p, in (0, 1].
@@ -40,6 +41,7 @@ class SamplingParams:
     stop_token_ids: token ids that end the text.
     ignore_eos: EOS is drawn like any token and ends nothing; stop_token_ids still do.
     logprobs: None for none, else how many of the most likely alternatives to report with each token (0 to 128).
+    prompt_logprobs: the same for the tokens of the prompt, which is then computed afresh, also with max_tokens 0.
     cache_salt: the prompt's cached blocks are shared among requests of the same salt only; 1 to 256 bytes of UTF-8.
 
     Raises BadField naming the field when a value has the wrong type or is out of range.
@@ -54,6 +56,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     cache_salt: str | None = None
 
     def __post_init__(self) -> None:
@@ -73,8 +76,9 @@ class SamplingParams:
         put(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         if not isinstance(self.ignore_eos, bool):
             raise BadField(f"ignore_eos must be true or false, not {_shown(self.ignore_eos)}", field="ignore_eos")
-        if self.logprobs is not None:
-            put(self, "logprobs", _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS))
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                put(self, name, _integer(name, getattr(self, name), 0, MAX_LOGPROBS))
         if self.cache_salt is not None:
             _check_text("cache_salt", self.cache_salt, MAX_SALT_BYTES)
 

@@ -131,20 +131,55 @@ cdef class TokenSampler:
 
     def logprob(self, const float[:, :] logits not None, Py_ssize_t row, int token):
         """(log-probability of token, [(id, log-probability)] of the n_logprobs most likely), before any filter."""
-        cdef const float* x = &logits[row, 0]
-        cdef Py_ssize_t n = logits.shape[1], k = min(n, <Py_ssize_t>(self.n_logprobs or 0)), i
-        cdef float lse = self.table.logsumexp(x, n, 1.0)
-        cdef Candidate* c
-        MIRO_INDEX(token, n)
-        top = []
-        if k > 0:
-            c = <Candidate*>malloc(k * sizeof(Candidate))
-            if c == NULL:
-                raise MemoryError()
-            self.table.top_k(x, n, c, k)
-            top = [(c[i].id, <float>(c[i].value - lse)) for i in range(k)]
+        cdef Py_ssize_t n = logits.shape[1], k = min(n, <Py_ssize_t>(self.n_logprobs or 0))
+        cdef Candidate* c = <Candidate*>malloc(max(k, 1) * sizeof(Candidate))
+        if c == NULL:
+            raise MemoryError()
+        try:
+            return entry_of(self.table, &logits[row, 0], n, token, c, k)
+        finally:
             free(c)
-        return <float>(x[token] - lse), top
+
+
+cdef tuple entry_of(
+    const KernelTable* table, const float* x, Py_ssize_t n, Py_ssize_t token, Candidate* c, Py_ssize_t k
+):
+    """(log-probability of token, [(id, log-probability)] of the k most likely); c: room for k candidates."""
+    cdef Py_ssize_t i
+    cdef float lse
+    MIRO_INDEX(token, n)
+    with nogil:
+        lse = table.logsumexp(x, n, 1.0)
+        if k > 0:
+            table.top_k(x, n, c, k)
+    return <float>(x[token] - lse), [(c[i].id, <float>(c[i].value - lse)) for i in range(k)]
+
+
+def score_rows(const float[:, ::1] logits not None, const int32_t[::1] tokens not None, Py_ssize_t k):
+    """What `TokenSampler.logprob` gives for tokens[i] in row i, with the k most likely, for each row in turn.
+
+    logits: float32 [>= n, vocab]; tokens: int32 [n]. Ends before a row that holds NaN or +inf or only -inf.
+    """
+    cdef Py_ssize_t n = logits.shape[1], i
+    cdef const KernelTable* table = kernels()
+    cdef int32_t best
+    cdef Candidate* c
+    k = min(k, n)
+    c = <Candidate*>malloc(max(k, 1) * sizeof(Candidate))
+    if c == NULL:
+        raise MemoryError()
+    entries = []
+    try:
+        for i in range(tokens.shape[0]):
+            MIRO_INDEX(i, logits.shape[0])
+            with nogil:
+                best = table.argmax(&logits[i, 0], n)
+            if best < 0:
+                break
+            entries.append(entry_of(table, &logits[i, 0], n, tokens[i], c, k))
+    finally:
+        free(c)
+    return entries
 
 
 def log_softmax_rows(float[:, ::1] logits not None):

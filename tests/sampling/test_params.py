@@ -56,15 +56,16 @@ def test_defaults_are_neutral():
     params = SamplingParams()
     assert (params.max_tokens, params.temperature, params.top_k, params.top_p) == (None, 1.0, 0, 1.0)
     assert (params.seed, params.stop, params.stop_token_ids, params.ignore_eos) == (None, (), (), False)
-    assert params.logprobs is None
+    assert params.logprobs is params.prompt_logprobs is None
     assert not params.greedy
 
 
 def test_limits_themselves_are_accepted():
-    low = SamplingParams(max_tokens=0, temperature=0, top_k=-1, top_p=1e-9, seed=0, logprobs=0)
+    low = SamplingParams(max_tokens=0, temperature=0, top_k=-1, top_p=1e-9, seed=0, logprobs=0, prompt_logprobs=0)
     assert (low.top_k, low.seed, low.greedy) == (0, 0, True)
     SamplingParams(
         max_tokens=MAX_INT32, temperature=2, top_k=MAX_INT32, top_p=1, seed=MAX_UINT64, logprobs=MAX_LOGPROBS,
+        prompt_logprobs=MAX_LOGPROBS,
         stop=["é" * (MAX_STOP_BYTES // 2)] * MAX_STOPS, stop_token_ids=[MAX_INT32] * MAX_STOPS, ignore_eos=True,
     )  # fmt: skip
 
