@@ -71,7 +71,7 @@ class Answer:
         return self._piece(reply.t, reply.k, reply.lp, reply.i)
 
     def _piece(self, text: str, tokens: bytes, logprobs: list[wire.Logprob] | None, choice: int) -> Chunk:
-        entries = None if logprobs is None else [TokenLogprob(value, list(top)) for value, top in logprobs]
+        entries = None if logprobs is None else [_entry(item) for item in logprobs]
         chunk = Chunk(text, wire.unpack_ids(tokens), entries, choice)
         self._text.append(text)
         self._result.tokens += chunk.tokens
@@ -90,6 +90,8 @@ class Answer:
         if end.tokens is not None and end.seed is not None:
             self._accepted(end.tokens, end.seed, end.fingerprint or "")
         result, usage, timing = self._result, end.usage, end.timing
+        if end.plp is not None:
+            result.prompt_logprobs = [None if item is None else _entry(item) for item in end.plp]
         result.text = "".join(self._text)
         result.finish_reason = end.reason
         result.stop = end.stop
@@ -97,6 +99,10 @@ class Answer:
         result.timing = Timing(timing.queue_ms, timing.prefill_ms, timing.decode_ms)
         self._finished = True
         return last
+
+
+def _entry(item: wire.Logprob) -> TokenLogprob:
+    return TokenLogprob(item[0], list(item[1]))
 
 
 def error_of(reply: wire.Error) -> MiroError:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class TokenLogprob(NamedTuple):
-    """Natural-log probability of a generated token, and of the most likely tokens at its position, best first."""
+    """Natural-log probability of a token, and of the most likely tokens at its position, best first."""
 
     logprob: float
     top: list[tuple[int, float]]
@@ -45,7 +45,8 @@ class Chunk:
 class Result:
     """A finished request. `tokens` includes the EOS or stop token that ended it; `text` does not.
 
-    prompt_tokens, seed and fingerprint are what a later request needs to repeat this one.
+    prompt_tokens, seed and fingerprint are what a later request needs to repeat this one. prompt_logprobs: if asked for
+    and complete, one a prompt token, None for the first, which nothing comes before.
     """
 
     text: str = ""
@@ -58,3 +59,4 @@ class Result:
     prompt_tokens: list[int] = field(default_factory=list)
     seed: int | None = None
     fingerprint: str = ""
+    prompt_logprobs: list[TokenLogprob | None] | None = None

@@ -155,10 +155,11 @@ cdef tuple entry_of(
     return <float>(x[token] - lse), [(c[i].id, <float>(c[i].value - lse)) for i in range(k)]
 
 
-def score_rows(const float[:, ::1] logits not None, const int32_t[::1] tokens not None, Py_ssize_t k):
+def score_rows(const float[:, :] logits not None, const int32_t[::1] tokens not None, Py_ssize_t k):
     """What `TokenSampler.logprob` gives for tokens[i] in row i, with the k most likely, for each row in turn.
 
-    logits: float32 [>= n, vocab]; tokens: int32 [n]. Ends before a row that holds NaN or +inf or only -inf.
+    logits: float32 [>= n, vocab], the values of a row side by side; tokens: int32 [n]. Ends before a row that holds NaN
+    or +inf or only -inf.
     """
     cdef Py_ssize_t n = logits.shape[1], i
     cdef const KernelTable* table = kernels()

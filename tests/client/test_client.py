@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from fake_engine import answer, ids_of
+from fake_engine import answer, ids_of, scores
 from raw_client import DEADLINE_S, wait_until
 
 from miro_client import Client, call, wire
@@ -60,6 +60,22 @@ def test_a_whole_answer(worker, connect):
     whole = client.complete("hello", max_tokens=3, logprobs=1)
     whole.timing = streamed.result.timing
     assert whole == streamed.result
+
+
+def test_log_probabilities_of_the_prompt(worker, connect):
+    client = connect(worker.endpoint)
+    expected = scores(ids_of("hello"), 2)
+    assert client.complete("hello", max_tokens=3, prompt_logprobs=2).prompt_logprobs == expected
+    assert client.complete("hello", max_tokens=0, prompt_logprobs=2).prompt_logprobs == expected
+    assert client.complete("hello", max_tokens=3, logprobs=2).prompt_logprobs is None
+    stream = client.generate("hello", max_tokens=3, prompt_logprobs=np.int64(2))
+    assert len(list(stream)) <= 3
+    assert stream.result.prompt_logprobs == expected
+    assert isinstance(stream.result.prompt_logprobs[1], TokenLogprob)
+    for bad in (-1, 129, 2**70, True, "2", [2], 1.5):
+        with pytest.raises(BadField) as caught:
+            client.complete("hello", prompt_logprobs=bad)
+        assert caught.value.field == "prompt_logprobs"
 
 
 def test_tokens_and_messages(worker, connect):

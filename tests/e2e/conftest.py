@@ -51,6 +51,7 @@ def ask(request: pytest.FixtureRequest, served: Callable[[Engine], str]) -> Call
         whole = engine.generate(prompt, params)
         events = list(engine.stream(prompt, params))
         check(whole, events[-1], [event.text for event in events], [t for event in events for t in event.tokens])
+        assert next((e.prompt_logprobs for e in events if e.prompt_logprobs), None) == whole.prompt_logprobs
         return whole
 
     def over_a_socket(engine: Engine, prompt: Any, **sampling: Any) -> Any:
@@ -59,6 +60,7 @@ def ask(request: pytest.FixtureRequest, served: Callable[[Engine], str]) -> Call
             whole = client.complete(**kind, **sampling)
             stream = client.generate(**kind, **sampling)
             chunks = list(stream)
+        assert stream.result.prompt_logprobs == whole.prompt_logprobs
         check(whole, stream.result, [chunk.text for chunk in chunks], [t for chunk in chunks for t in chunk.tokens])
         return whole
 

@@ -75,6 +75,21 @@ def test_log_probabilities_of_greedy_answers(tiny: Engine, ask: Ask, sampling: d
         np.testing.assert_allclose([value for _, value in entry.top], expected[order], atol=1e-5)
 
 
+@pytest.mark.parametrize("max_tokens", [0, 4])
+def test_log_probabilities_of_the_prompt(tiny: Engine, ask: Ask, max_tokens: int) -> None:
+    """The same bits in this process and over a socket, those of `logits`; nil for the token that nothing precedes."""
+    prompt = tiny.tokenize("hello wo, hello world, " * 8)
+    answer = ask(tiny, {"tokens": prompt}, max_tokens=max_tokens, prompt_logprobs=5, ignore_eos=True, seed=3)
+    rows = tiny.logits(prompt, rows=slice(None, -1), log_softmax=True)
+    assert answer.prompt_logprobs[0] is None
+    assert len(answer.prompt_logprobs) == len(prompt) > 64
+    assert len(answer.tokens) == max_tokens
+    for row, token, entry in zip(rows, prompt[1:], answer.prompt_logprobs[1:], strict=True):
+        order = np.argsort(-row, kind="stable")[:5]
+        assert entry.logprob == row[token]
+        assert entry.top == [(i, float(row[i])) for i in order.tolist()]
+
+
 class Poisoned:
     """The engine's executor, but for NaN in the last row of the sequence whose prompt has a certain length."""
 

@@ -52,6 +52,14 @@ def test_the_bits_are_those_of_logits(llama, top, max_tokens):
         assert (len(result.tokens), result.finish_reason) == (max_tokens, "length")
 
 
+def test_a_vocabulary_that_fills_no_whole_panel(load, text_model):
+    engine = load(text_model, threads=1)
+    assert engine.vocab_size % 16
+    tokens = prompts_of(engine.vocab_size, [70])[0]
+    result = engine.generate({"tokens": tokens}, params_of(128, max_tokens=1))
+    assert result.prompt_logprobs == expected_scores(engine, tokens, 128)
+
+
 def test_the_bits_are_those_of_generated_tokens(llama):
     """A prompt that holds an answer scores it as it was scored when it was generated."""
     prompt = [5, 9, 2]

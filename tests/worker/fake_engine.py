@@ -39,6 +39,12 @@ def answer(prompt: list[int], count: int) -> tuple[str, list[int]]:
     return "".join(f"{token} " for token in tokens), tokens
 
 
+def scores(prompt: list[int], top: int) -> list[TokenLogprob | None]:
+    """The log-probabilities that the fake gives a prompt."""
+    tokens = prompt[1:]
+    return [None, *(TokenLogprob(-token / 2, [(token, -float(i)) for i in range(top)]) for token in tokens)]
+
+
 @dataclass
 class Running:
     prompt: list[int]
@@ -97,7 +103,9 @@ class FakeEngine:
         if len(ids) + (params.max_tokens or 0) > CONTEXT:
             raise ContextOverflow(f"{len(ids)} + {params.max_tokens} tokens exceed {CONTEXT}", field="max_tokens")
         seed = 1234 if params.seed is None else params.seed
-        fixed = SamplingParams(max_tokens=params.max_tokens, seed=seed, logprobs=params.logprobs)
+        fixed = SamplingParams(
+            max_tokens=params.max_tokens, seed=seed, logprobs=params.logprobs, prompt_logprobs=params.prompt_logprobs
+        )
         return Request({"tokens": np.array(ids, np.int32)}, fixed)
 
     def add(self, request: Request) -> int:
@@ -138,6 +146,8 @@ class FakeEngine:
     def _advance(self, request_id: int) -> Event:
         running = self._requests[request_id]
         event = Event(request_id)
+        if running.done == 0 and not running.aborted and running.params.prompt_logprobs is not None:
+            event.prompt_logprobs = scores(running.prompt, running.params.prompt_logprobs)
         if not running.aborted and running.done < running.limit:
             token = token_at(running.prompt, running.done)
             running.done += 1

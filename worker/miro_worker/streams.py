@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from miro_client import wire
 from miro_client.errors import MiroError
-from miro_cy.requests import Event
+from miro_cy.requests import Event, TokenLogprob
 from miro_worker.jobs import Job
 from miro_worker.sockets import Peer
 
@@ -13,11 +13,17 @@ TOKEN_BYTES = 4
 LOGPROB_BYTES = 120
 
 
+def logprob_bytes(n_tokens: int, top: int) -> int:
+    """What the log-probabilities of so many tokens, with as many alternatives each, count."""
+    return LOGPROB_BYTES * n_tokens * (1 + top)
+
+
 class Stream:
     """Unsent output of a request, gathered until it may leave. Owned by the I/O thread.
 
     A streamed request's output goes into the next CHUNK, whatever has come together by then; that of one that is not
-    streamed goes whole into its END. `end` is set once and is sent after everything else.
+    streamed goes whole into its END. `end` is set once and is sent after everything else. Log-probabilities of the
+    prompt wait for the END in any case; how much that may be is checked before the engine takes the request.
     """
 
     def __init__(self, job: Job, peer: Peer, request_id: bytes, body: wire.Generate, *, delimited: bool) -> None:
@@ -41,6 +47,7 @@ class Stream:
         self._text: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[wire.Logprob] | None = None
+        self._prompt_logprobs: list[wire.Logprob | None] | None = None
 
     def absorb(self, event: Event) -> None:
         """Add what a step produced."""
@@ -53,9 +60,12 @@ class Stream:
             if self._logprobs is None:
                 self._logprobs = []
             for entry in event.logprobs:
-                top = [(int(token), float(value)) for token, value in entry.top]
-                self._logprobs.append((float(entry.logprob), top))
-                self.unsent_bytes += LOGPROB_BYTES * (1 + len(top))
+                self._logprobs.append(_on_the_wire(entry))
+                self.unsent_bytes += logprob_bytes(1, len(entry.top))
+        if event.prompt_logprobs is not None:
+            self._prompt_logprobs = [None if entry is None else _on_the_wire(entry) for entry in event.prompt_logprobs]
+            if not self.streamed:
+                self.unsent_bytes += sum(logprob_bytes(1, len(entry.top)) for entry in event.prompt_logprobs if entry)
 
     @property
     def has_output(self) -> bool:
@@ -105,6 +115,7 @@ class Stream:
                 prefill_ms=timing.prefill_ms,
                 decode_ms=timing.decode_ms,
             ),
+            plp=None if error is not None else self._prompt_logprobs,
         )
         if not self.streamed:
             end.t, end.k, end.lp = "".join(self._text), wire.pack_ids(self._tokens), self._logprobs
@@ -123,3 +134,8 @@ class Stream:
 
     def _usage_so_far(self) -> wire.Usage:
         return wire.Usage(prompt=len(self.prompt_ids) // TOKEN_BYTES)
+
+
+def _on_the_wire(entry: TokenLogprob) -> wire.Logprob:
+    """Python's own numbers, whatever the engine's are."""
+    return float(entry.logprob), [(int(token), float(value)) for token, value in entry.top]
