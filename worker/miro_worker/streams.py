@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from miro_client import wire
 from miro_client.errors import MiroError
-from miro_cy.requests import Event, TokenLogprob
+from miro_cy.requests import Event
 from miro_worker.jobs import Job
 from miro_worker.sockets import Peer
 
@@ -60,10 +60,12 @@ class Stream:
             if self._logprobs is None:
                 self._logprobs = []
             for entry in event.logprobs:
-                self._logprobs.append(_on_the_wire(entry))
-                self.unsent_bytes += logprob_bytes(1, len(entry.top))
+                top = [(int(token), float(value)) for token, value in entry.top]
+                self._logprobs.append((float(entry.logprob), top))
+                self.unsent_bytes += logprob_bytes(1, len(top))
         if event.prompt_logprobs is not None:
-            self._prompt_logprobs = [None if entry is None else _on_the_wire(entry) for entry in event.prompt_logprobs]
+            # As they are: to go through a hundred thousand pairs would hold up everybody else's messages.
+            self._prompt_logprobs = [*event.prompt_logprobs]
             if not self.streamed:
                 self.unsent_bytes += sum(logprob_bytes(1, len(entry.top)) for entry in event.prompt_logprobs if entry)
 
@@ -134,8 +136,3 @@ class Stream:
 
     def _usage_so_far(self) -> wire.Usage:
         return wire.Usage(prompt=len(self.prompt_ids) // TOKEN_BYTES)
-
-
-def _on_the_wire(entry: TokenLogprob) -> wire.Logprob:
-    """Python's own numbers, whatever the engine's are."""
-    return float(entry.logprob), [(int(token), float(value)) for token, value in entry.top]
