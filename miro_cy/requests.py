@@ -83,7 +83,9 @@ class Completion:
     """A finished request. `tokens` includes the EOS or stop token that ended it; `text` does not.
 
     prompt_logprobs: one a token of the prompt, None for the first, which nothing comes before; None altogether if they
-    were not asked for, or the request ended before they were complete.
+    were not asked for, or the request ended before they were complete. Of the choices, the first has them.
+    choices: all of its texts, each with what this has (but no choices of its own); this is the first of them.
+    score: by which they are in order, best first; None where they are not.
     """
 
     text: str = ""
@@ -94,6 +96,8 @@ class Completion:
     stop: str | int | None = None
     timing: Timing = field(default_factory=Timing)
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    choices: list[Completion] = field(default_factory=list)
+    score: float | None = None
 
 
 __all__ = ["Completion", "Event", "FinishReason", "Prompt", "Request", "Timing", "TokenLogprob", "Usage"]
