@@ -169,6 +169,20 @@ def test_stream_gives_them_once_with_the_first_token(llama):
     assert event.prompt_logprobs == expected_scores(llama, tokens, 3)
 
 
+@pytest.mark.parametrize("max_tokens", [0, 1, 6])
+def test_the_first_of_several_choices_has_them(llama, max_tokens):
+    tokens = prompts_of(llama.vocab_size, [90])[0]
+    plain = SamplingParams(n=5, max_tokens=max_tokens, seed=8, logprobs=1, ignore_eos=True)
+    scored = SamplingParams(n=5, max_tokens=max_tokens, seed=8, logprobs=1, ignore_eos=True, prompt_logprobs=3)
+    without, result = llama.generate([{"tokens": tokens}] * 2, [plain, scored])
+    expected = expected_scores(llama, tokens, 3)
+    assert [choice.prompt_logprobs for choice in result.choices] == [expected, None, None, None, None]
+    assert result.prompt_logprobs == expected
+    assert [(c.tokens, c.logprobs) for c in result.choices] == [(c.tokens, c.logprobs) for c in without.choices]
+    given = [e.choice for e in llama.stream({"tokens": tokens}, scored) if e.prompt_logprobs is not None]
+    assert given == [0]
+
+
 def test_who_ends_before_they_are_complete_has_none(load, golden):
     engine = load(golden("llama"), **BASE, max_step_tokens=2)
     prompt = {"tokens": prompts_of(engine.vocab_size, [20])[0]}
