@@ -184,7 +184,7 @@ cdef class CpuExecutor:
             self.b.logits = &view[0, 0]
 
     def forward(self, BatchView view not None):
-        """One step: copies the view's blocks, writes the batch's K and V, returns logits float32 [view.n_logits, vocab].
+        """One step: copies blocks, writes the batch's K and V, returns logits float32 [view.n_logits, vocab].
 
         The array is a view that the next call overwrites. Raises ValueError for a view that does not fit.
         """
