@@ -33,7 +33,7 @@ class Timing:
 
 @dataclass(slots=True)
 class Chunk:
-    """One piece of a stream: whole characters, and the ids generated since the last piece."""
+    """One piece of a stream: whole characters, and the ids generated since the last piece of the same choice."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -45,8 +45,11 @@ class Chunk:
 class Result:
     """A finished request. `tokens` includes the EOS or stop token that ended it; `text` does not.
 
-    prompt_tokens, seed and fingerprint are what a later request needs to repeat this one. prompt_logprobs: if asked for
-    and complete, one a prompt token, None for the first, which nothing comes before.
+    prompt_tokens, seed and fingerprint are what a later request needs to repeat this one.
+    prompt_logprobs: if asked for and complete, one a prompt token, None for the first, which nothing comes before; of
+    the choices, the first has them.
+    choices: all answers, each with what this has (but no choices of its own); this is the first of them.
+    score: by which they are in order, best first; None where they are not.
     """
 
     text: str = ""
@@ -60,3 +63,5 @@ class Result:
     seed: int | None = None
     fingerprint: str = ""
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    choices: list[Result] = field(default_factory=list)
+    score: float | None = None

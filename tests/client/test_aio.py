@@ -59,7 +59,7 @@ def test_a_stream_its_result_and_the_other_calls(worker, engine):
     with Client(worker.endpoint) as client:
         blocking = client.complete("hello", max_tokens=6, seed=5, logprobs=1, prompt_logprobs=1)
     assert len(blocking.prompt_logprobs) == 5
-    blocking.timing = stream.result.timing
+    blocking.timing = blocking.choices[0].timing = stream.result.timing
     assert blocking == stream.result
 
 

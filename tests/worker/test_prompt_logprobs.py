@@ -8,7 +8,7 @@ from fake_engine import answer, ids_of, scores
 from raw_client import text_of, wait_until
 
 from miro_client import wire
-from miro_worker.streams import LOGPROB_BYTES
+from miro_worker.output import LOGPROB_BYTES
 
 
 def sent(prompt, top):

@@ -12,9 +12,9 @@ from miro_client.wire import pack_ids, unpack_ids
 from miro_cy.requests import Request
 from miro_cy.sampling.params import SamplingParams
 from miro_worker.conversation import unpack_messages
-from miro_worker.jobs import Abort, Job, Outcome, Prepared, Refused
+from miro_worker.jobs import Abort, Failed, Job, Outcome, Prepared
 from miro_worker.mailbox import Mailbox
-from miro_worker.streams import TOKEN_BYTES, logprob_bytes
+from miro_worker.output import TOKEN_BYTES, logprob_bytes
 
 log = logging.getLogger("miro.worker")
 
@@ -82,7 +82,7 @@ class TextLoop:
             prepared = Prepared(job, request, pack_ids(request.prompt["tokens"]))
             self._check_scores(prepared)
         except Exception as error:
-            self._outcomes.put([Refused(job, as_request_error(error, "preparing the prompt"))])
+            self._outcomes.put([Failed(job, as_request_error(error, "preparing the prompt"))])
             return
         self._steps.put([prepared])
 

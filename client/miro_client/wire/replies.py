@@ -72,9 +72,12 @@ class Timing(_Reply, kw_only=True):
 
 
 class End(_Reply, kw_only=True):
-    """The last message of a choice. t, k, lp, tokens, seed and fingerprint are set when nothing was streamed.
+    """The last message of a choice. t, k and lp are set when nothing was streamed; of choice 0 tokens, seed and
+    fingerprint, too.
 
-    plp: one entry a token of the prompt, None for the first, if prompt_logprobs were asked for and are complete.
+    more: other choices have not ended. score: by which the choices are in order, best first, if they are.
+    plp (of choice 0): one entry a token of the prompt, None for the first, if prompt_logprobs were asked for and are
+    complete.
     """
 
     i: int = 0
@@ -91,6 +94,8 @@ class End(_Reply, kw_only=True):
     seed: int | None = None
     fingerprint: str | None = None
     plp: list[Logprob | None] | None = None
+    more: bool = False
+    score: float | None = None
 
 
 class Pong(_Reply, kw_only=True):
