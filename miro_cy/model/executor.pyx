@@ -259,7 +259,7 @@ cdef class CpuExecutor:
             mi_profile_mark(p, th, OUTPUT)
 
     cdef void copy_blocks(self, int th, int nth) noexcept nogil:
-        """What the view wants copied, each thread in its own layers; written blocks are behind the next barrier."""
+        """What the view wants copied, each thread in its own layers (all of one group); written behind a barrier."""
         cdef int i, at
         for at in range(self.view.n_copies):
             for i in range(self.n_layers * th // nth, self.n_layers * (th + 1) // nth):
