@@ -11,7 +11,7 @@ import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 from miro_cy.errors import BadField
 
@@ -23,6 +23,8 @@ MAX_LOGPROBS = 128
 MAX_STOPS = 64
 MAX_STOP_BYTES = 1024
 MAX_SALT_BYTES = 256
+MAX_BEAM_WIDTH = 16
+MAX_LENGTH_PENALTY = 10.0
 MAX_INT32 = 2**31 - 1
 MAX_UINT64 = 2**64 - 1
 
@@ -41,7 +43,12 @@ class SamplingParams:
     ignore_eos: EOS is drawn like any token and ends nothing; stop_token_ids still do.
     logprobs: None for none, else how many of the most likely alternatives to report with each token (0 to 128).
     cache_salt: the prompt's cached blocks are shared among requests of the same salt only; 1 to 256 bytes of UTF-8.
+    beam_width: above 1 (at most 16) a beam search, whose hypotheses are the choices, best first; 1 for none.
+    length_penalty: a hypothesis's score is its log-probability / its tokens ** length_penalty; -10 to 10.
+    early_stopping: when beam_width hypotheses end the search: True at once, False when the best live beam would not
+    better them if it ended now, "never" when it would not at its best length either.
 
+    A beam search draws nothing: a temperature other than 0 or 1, top_k, top_p and stop strings are refused with it.
     Raises BadField naming the field when a value has the wrong type or is out of range.
     """
 
@@ -55,6 +62,9 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     cache_salt: str | None = None
+    beam_width: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -77,6 +87,28 @@ class SamplingParams:
             put(self, "logprobs", _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS))
         if self.cache_salt is not None:
             _check_text("cache_salt", self.cache_salt, MAX_SALT_BYTES)
+        put(self, "beam_width", _integer("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH))
+        penalty = _number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        put(self, "length_penalty", penalty)
+        early = self.early_stopping
+        if not isinstance(early, bool) and not (isinstance(early, str) and early == "never"):
+            raise BadField(
+                f'early_stopping must be true, false or "never", not {_shown(early)}', field="early_stopping"
+            )
+        if self.beam_width > 1:
+            self._check_beams()
+
+    def _check_beams(self) -> None:
+        """Refuse what would have no effect on a beam search."""
+        idle = {
+            "temperature": self.temperature in (0.0, 1.0),
+            "top_k": self.top_k == 0,
+            "top_p": self.top_p == 1.0,
+            "stop": not self.stop,
+        }
+        for name, is_idle in idle.items():
+            if not is_idle:
+                raise BadField(f"{name} has no meaning in a beam search (beam_width {self.beam_width})", field=name)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> SamplingParams:
