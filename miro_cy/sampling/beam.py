@@ -128,6 +128,10 @@ class BeamSearch:
         self._live = [] if self._done else live
         return [] if self._done else moves
 
+    def tokens(self, at: int) -> list[int]:
+        """What live beam `at` has generated."""
+        return [node.token for node in _path(self._live[at])]
+
     def hypotheses(self) -> list[Hypothesis]:
         """What has been found so far, best first: `width` of them at the end, fewer if no more are possible."""
         return [self._hypothesis(score, beam) for score, beam in self._finished]
@@ -161,14 +165,19 @@ class BeamSearch:
         return self._score(best.total, length) <= self._finished[-1][0]
 
     def _hypothesis(self, score: float, beam: _Beam) -> Hypothesis:
-        path = []
-        at: _Beam | None = beam
-        while at is not None:
-            path.append(at)
-            at = at.parent
-        path.reverse()
+        path = _path(beam)
         logprobs = None
         if self._n_logprobs is not None:
             logprobs = [TokenLogprob(node.logprob, list(node.top[: self._n_logprobs])) for node in path]
         tokens = tuple(node.token for node in path)
         return Hypothesis(tokens, score, "stop" if beam.token in self._stop_ids else "length", logprobs)
+
+
+def _path(beam: _Beam | None) -> list[_Beam]:
+    """A beam's tokens, the first one first."""
+    path = []
+    while beam is not None:
+        path.append(beam)
+        beam = beam.parent
+    path.reverse()
+    return path

@@ -42,6 +42,7 @@ def run(language, search):
         assert search.n_live == len(prefixes)
         moves = search.advance([language.best(prefix, search.row_size) for prefix in prefixes])
         prefixes = [(*prefixes[at], token) for at, token in moves]
+        assert prefixes == [tuple(search.tokens(at)) for at in range(search.n_live)]
         assert len(set(prefixes)) == len(prefixes)
     assert search.n_live == len(prefixes) == 0
     return search.hypotheses()
