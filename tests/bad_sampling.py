@@ -7,6 +7,7 @@ import numpy as np
 
 from miro_cy.sampling.params import (
     MAX_BEAM_WIDTH,
+    MAX_CHOICES,
     MAX_INT32,
     MAX_LENGTH_PENALTY,
     MAX_LOGPROBS,
@@ -19,6 +20,7 @@ from miro_cy.sampling.params import (
 HUGE = 10**5000  # more digits than Python agrees to write
 NAN, INF = float("nan"), float("inf")
 BAD: dict[str, list[Any]] = {
+    "n": [0, -1, MAX_CHOICES + 1, HUGE, 1.0, NAN, "1", b"1", True, None, [1], {}, int],
     "max_tokens": [-1, MAX_INT32 + 1, HUGE, 1.0, "8", True, [1], {}, NAN, INF, int, np.array([1, 2])],
     "temperature": [
         -0.1, 2.0001, HUGE, NAN, INF, -INF, "1", b"1", True, None, [1.0], {}, 1j, float, np.array([1.0, 1.0]),

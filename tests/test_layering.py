@@ -40,12 +40,14 @@ BELOW = {
     "model": {"_kernels", "formats", "batch", "config"},
     "prepare": {"text", "requests"},
     "beams": {"sampling"},
-    "core": {"beams", "cache", "sched", "prepare", "sampling", "batch", "deadlines"},
+    "live": {"sampling", "text", "requests"},
+    "completions": {"requests"},
+    "core": {"cache", "sched", "prepare", "live", "beams", "batch", "deadlines"},
     "driver": {"core"},
     "memory": {"model", "sched"},
     "loading": {"core", "memory", "hub", "machine"},
     "inspect": {"loading"},
-    "engine": {"driver", "loading"},
+    "engine": {"driver", "loading", "completions"},
     "tools": {"engine", "inspect"},
 }
 #: What the leaves that both ends share may import besides the standard library.

@@ -118,6 +118,7 @@ class World:
         assert len(ids) == len(set(ids)) == view.n_rows
         assert view.n_tokens <= view.max_tokens
         assert view.n_logits <= self.scheduler.max_logits
+        self.copy_blocks()
         sampled, log = np.full(view.n_rows, -1, np.int32), []
         for i, (seq, (slot, first, n_tok, n_log)) in enumerate(zip(ids, view.rows(), strict=True)):
             tokens, end = self.scheduler.tokens(seq), first + n_tok
@@ -141,6 +142,13 @@ class World:
             log.append((seq, first, n_tok, n_log, int(sampled[i])))
         self.log.append(log)
         return sampled
+
+    def copy_blocks(self) -> None:
+        """What an executor does first."""
+        for group, source, target in self.scheduler.view.copies():
+            assert target in self.tables.array[group]
+            self.kv[target] = self.kv[source]
+        self.scheduler.view.copies_made()
 
     def size(self, seq: int) -> tuple[int, int]:
         prompt, max_new = self.prompts[seq]

@@ -34,8 +34,11 @@ TRANSITIONS = {
 
 
 def test_the_edges_are_those_of_the_design() -> None:
-    assert legal_edges() == {(source, target) for source, _, target in TRANSITIONS.values()} | {("nothing", "queued")}
-    assert len(legal_edges()) == 9
+    assert legal_edges() == {(source, target) for source, _, target in TRANSITIONS.values()} | {
+        ("nothing", "queued"),
+        ("nothing", "decoding"),
+    }
+    assert len(legal_edges()) == 10
 
 
 def small_table(n_entries: int = 3, n_slots: int = 2, *, prefix: bool = False) -> SequenceTable:
@@ -56,10 +59,11 @@ def test_a_spent_handle_raises() -> None:
     again = table.preempt_decoding(decoding)
     finished = table.finish_queued(again)
     table.forget(finished)
+    view = BatchView(1, 1, table.tables.array)
     for call in (
         lambda: table.admit(queued, 0.0),
         lambda: table.preempt_prefilling(prefilling),
-        lambda: table.grow(decoding),
+        lambda: table.grow(decoding, view),
         lambda: table.append(decoding, 1),
         lambda: table.finish_queued(again),
         lambda: table.forget(finished),
@@ -150,13 +154,14 @@ def test_rows_are_pushed_from_what_is_not_computed() -> None:
         table.push_chunk(prefilling, view, 3)
     table.advance_prefilling(prefilling, 2)
     decoding = table.start_decoding(prefilling, 9, 0.0)
-    table.grow(decoding)
+    table.grow(decoding, view)
     assert table.push_next(decoding, view) == 1
     assert view.rows() == [(0, 0, 3, 0), (0, 3, 2, 1), (0, 5, 1, 1)]
 
 
 def test_a_row_is_not_decoded_without_room() -> None:
     table = small_table()
+    view = BatchView(1, 1, table.tables.array)
     decoding = None
     prefilling = table.admit(new(table, n=7), 0.0)  # 7 tokens and the next fill two blocks
     table.advance_prefilling(prefilling, 7)
@@ -165,9 +170,9 @@ def test_a_row_is_not_decoded_without_room() -> None:
     table.append(decoding, 9)
     assert table.blocks_to_grow(decoding) == 1
     with pytest.raises(InternalError, match="no room"):
-        table.push_next(decoding, BatchView(1, 1, table.tables.array))
-    assert table.grow(decoding) == 1
-    table.push_next(decoding, BatchView(1, 1, table.tables.array))
+        table.push_next(decoding, view)
+    assert table.grow(decoding, view) == 1
+    table.push_next(decoding, view)
 
 
 def test_the_table_checks_its_sizes() -> None:
