@@ -54,25 +54,43 @@ class Outcome:
     """What becomes of sequences after a step.
 
     tokens: what each goes on with. forks: (sequence, token, choice), a choice that leaves the sequence and goes on with
-    the token in a fork of it. settled: sequences whose families are forked no more.
+    the token in a fork of it. settled: sequences whose families are forked no more. ready: requests that want to
+    `go_on` when the step is committed.
     """
 
     tokens: dict[int, int] = field(default_factory=dict)
     forks: list[tuple[int, int, Choice]] = field(default_factory=list)
     settled: list[int] = field(default_factory=list)
+    ready: list[Live] = field(default_factory=list)
 
 
 class Live(ABC):
-    """A request some of whose choices have not ended. carried: the choices of each sequence, by its id."""
+    """A request some of whose choices have not ended.
+
+    carried: the choices of each sequence, by its id. others: sequences that carry none, and end with the request.
+    """
 
     def __init__(self, request_id: int, choices: list[Choice]) -> None:
         self.request_id = request_id
         self.choices = choices
         self.carried: dict[int, list[Choice]] = {}
+        self.others: list[int] = []
+
+    def begin(self, seq: int) -> None:
+        """Its first sequence, which carries all."""
+        self.carried[seq] = [*self.choices]
 
     @abstractmethod
     def take(self, rows: list[Rows], logits: F32, out: Outcome) -> list[Told]:
         """Turn all logits that a step gave its sequences into events, and add to the step's outcome."""
+
+    def go_on(self) -> list[Told]:
+        """Between the commit of a step after which it was `ready` and the next plan: change its sequences by itself."""
+        raise NotImplementedError
+
+    def give_up(self) -> int | None:
+        """End a sequence that only waits for others of the request, so that they can be computed; its id, if any."""
+        return None
 
     def event(self, choice: Choice, reason: FinishReason | None = None) -> Event:
         """An event of a choice, its last one if there is a reason."""

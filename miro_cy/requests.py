@@ -61,7 +61,8 @@ class Event:
 
     text: characters that are now safe to send, possibly none; tokens: ids generated in this step.
     The last event of a choice has finish_reason set, with usage and timing; `stop` is the string or id that
-    ended it (None for EOS); `error` is set exactly when finish_reason is "error".
+    ended it (None for EOS); `error` is set exactly when finish_reason is "error". Of a beam search each choice has one
+    event alone, with its score.
     """
 
     request_id: int
@@ -74,6 +75,7 @@ class Event:
     usage: Usage | None = None
     timing: Timing | None = None
     error: MiroError | None = None
+    score: float | None = None
 
 
 @dataclass(slots=True)

@@ -128,6 +128,13 @@ class BeamSearch:
         self._live = [] if self._done else live
         return [] if self._done else moves
 
+    def interrupt(self) -> None:
+        """End the search here: live beams become hypotheses as they are, where they are better than those found."""
+        for beam in self._live:
+            if beam is not None:
+                self._keep(beam)
+        self._live, self._done = [], True
+
     def tokens(self, at: int) -> list[int]:
         """What live beam `at` has generated."""
         return [node.token for node in _path(self._live[at])]

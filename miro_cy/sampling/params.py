@@ -34,7 +34,8 @@ MAX_UINT64 = 2**64 - 1
 class SamplingParams:
     """How the tokens of one request are chosen, and when it ends.
 
-    n: how many texts to make of the prompt, 1 to 64; each draws for itself, the first as it would alone.
+    n: how many texts to make of the prompt, 1 to 64; each draws for itself, the first as it would alone. Of a beam
+        search: its n best hypotheses, at most beam_width; 1, the default, for all of them.
     max_tokens: most tokens to generate for each of them; 0 only checks and counts the prompt, None means what is left
         of the context.
     temperature: 0 is greedy (argmax, ties to the lowest id); at most 2.
@@ -46,10 +47,10 @@ class SamplingParams:
     ignore_eos: EOS is drawn like any token and ends nothing; stop_token_ids still do.
     logprobs: None for none, else how many of the most likely alternatives to report with each token (0 to 128).
     cache_salt: the prompt's cached blocks are shared among requests of the same salt only; 1 to 256 bytes of UTF-8.
-    beam_width: above 1 (at most 16) a beam search, whose hypotheses are the choices, best first; 1 for none.
+    beam_width: above 1 (at most 16) a beam search, whose hypotheses are the choices, best first, told when it is over.
     length_penalty: a hypothesis's score is its log-probability / its tokens ** length_penalty; -10 to 10.
     early_stopping: when beam_width hypotheses end the search: True at once, False when the best live beam would not
-    better them if it ended now, "never" when it would not at its best length either.
+        better them if it ended now, "never" when it would not at its best length either.
 
     A beam search draws nothing: a temperature other than 0 or 1, top_k, top_p and stop strings are refused with it.
     Raises BadField naming the field when a value has the wrong type or is out of range.
@@ -104,7 +105,9 @@ class SamplingParams:
             self._check_beams()
 
     def _check_beams(self) -> None:
-        """Refuse what would have no effect on a beam search."""
+        """Refuse what would have no effect on a beam search, and more choices than it has."""
+        if self.n > self.beam_width:
+            raise BadField(f"n is {self.n}, a beam search has beam_width {self.beam_width} choices", field="n")
         idle = {
             "temperature": self.temperature in (0.0, 1.0),
             "top_k": self.top_k == 0,
@@ -123,6 +126,16 @@ class SamplingParams:
             if key not in known:
                 raise BadField(f"unknown sampling parameter {key!r:.80}", field=f"{key!s:.80}")
         return cls(**mapping)
+
+    @property
+    def n_choices(self) -> int:
+        """Texts that come of a prompt."""
+        return self.beam_width if self.n == 1 else self.n
+
+    @property
+    def n_sequences(self) -> int:
+        """Sequences that a prompt may become at once."""
+        return max(self.n, self.beam_width)
 
     @property
     def greedy(self) -> bool:

@@ -121,12 +121,6 @@ def test_text_to_a_model_without_a_tokenizer_is_refused_with_its_name(llama, cal
     assert (result.text, len(result.tokens)) == ("", 1)
 
 
-def test_beam_search_is_refused_rather_than_ignored(llama):
-    with pytest.raises(Unsupported, match="beam search") as caught:
-        llama.generate({"tokens": [1]}, SamplingParams(beam_width=2, max_tokens=2))
-    assert caught.value.field == "beam_width"
-
-
 def test_messages_to_a_model_with_a_template(load, text_model):
     engine = load(text_model, threads=1)
     for messages in ([], [{}], "hello", [{"role": "user"}], [{"role": 1, "content": "a"}], None):
