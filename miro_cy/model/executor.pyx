@@ -184,7 +184,7 @@ cdef class CpuExecutor:
             self.b.logits = &view[0, 0]
 
     def forward(self, BatchView view not None):
-        """One step: copies the view's blocks, writes the batch's K and V, returns logits float32 [view.n_logits, vocab].
+        """One step: copies blocks, writes the batch's K and V, returns logits float32 [view.n_logits, vocab].
 
         The array is a view that the next call overwrites. Raises ValueError for a view that does not fit.
         """
@@ -259,7 +259,7 @@ cdef class CpuExecutor:
             mi_profile_mark(p, th, OUTPUT)
 
     cdef void copy_blocks(self, int th, int nth) noexcept nogil:
-        """What the view wants copied, each thread in its own layers; written blocks are behind the next barrier."""
+        """What the view wants copied, each thread in its own layers (all of one group); written behind a barrier."""
         cdef int i, at
         for at in range(self.view.n_copies):
             for i in range(self.n_layers * th // nth, self.n_layers * (th + 1) // nth):

@@ -8,9 +8,9 @@ Nothing is copied and no block taken until a sequence is about to write into a b
 (SequenceTable.grow): then it takes one in its place, and the step's forward pass copies the content first. Under
 `admission="reserve"`, where nobody may have to grow, both are done by the fork.
 
-The edges are (nothing) -> Decoding and (nothing) -> Queued, the latter where there is no room for one that runs. It keeps
-its place in the order, behind its family, and computes its tokens again once it is admitted; the prefix index lends it
-what it still has.
+The edges are (nothing) -> Decoding and (nothing) -> Queued, the latter where there is no room for one that runs. It has
+its place in the order all the same, behind its family, and computes its tokens again once it is admitted; the prefix
+index lends it what it still has.
 """
 
 from libc.stdint cimport int32_t, int64_t

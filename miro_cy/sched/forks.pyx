@@ -18,8 +18,8 @@ cpdef int blocks_to_fork(SequenceTable table, Decoding h) except -1:
 cpdef Decoding fork_decoding(SequenceTable table, Decoding h, int64_t sequence_id, int token, BatchView view) except *:
     """Nothing -> Decoding, beside h: what h has computed, in the same blocks, and `token` behind it.
 
-    view: whose next forward pass copies what has to be copied now. Raises InternalError, and nothing is changed, without
-    a slot or the `blocks_to_fork`, or when h has no place for another token.
+    view: whose next forward pass copies what has to be copied now. Raises InternalError, and nothing is changed,
+    without a slot or the `blocks_to_fork`, or when h has no place for another token.
     """
     cdef const Sequence* source = table.decoding(h)
     cdef Sequence* seq

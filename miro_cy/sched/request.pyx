@@ -228,9 +228,8 @@ cdef class SequenceTable:
         cdef const Sequence* seq = self.entry(slot)
         if seq.table_slot < 0:
             return False
-        if self.tables.missing(seq.table_slot, self.pool.blocks_for(stored_limit(seq))) > 0:
-            return True
-        return seq.state == DECODING and self._blocks_to_own(seq) > 0
+        cdef bint is_short = self.tables.missing(seq.table_slot, self.pool.blocks_for(stored_limit(seq))) > 0
+        return is_short or (seq.state == DECODING and self._blocks_to_own(seq) > 0)
 
     cpdef int catch_up(self, Prefilling h) except -1:
         """Take what others have computed meanwhile of its next blocks; returns the tokens it need not compute."""
@@ -314,8 +313,7 @@ cdef class SequenceTable:
 
     cdef int _blocks_to_hold(self, const Sequence* seq) except -1:
         """Entries that its table must have before its last token is computed."""
-        return self.pool.blocks_for(
-            stored_limit(seq) if self.reserving else min(seq.n_tokens, stored_limit(seq)))
+        return self.pool.blocks_for(stored_limit(seq) if self.reserving else min(seq.n_tokens, stored_limit(seq)))
 
     cdef int _blocks_to_own(self, const Sequence* seq) except -1:
         """Blocks that it must take in place of shared ones before its last token is computed."""
