@@ -96,6 +96,7 @@ PLAIN = [
     "miro_cy.sched.forks",
     "miro_cy.sched.sets",
     "miro_cy.sched.visible",
+    "miro_cy.sched.relatives",
     "miro_cy.sched.scheduler",
 ]
 OPENMP = [

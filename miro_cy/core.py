@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from miro_cy.batch import BatchView
+from miro_cy.beams import Beamed
 from miro_cy.cache.block_pool import BlockPool
 from miro_cy.deadlines import Deadlines
 from miro_cy.errors import InternalError, MiroError
-from miro_cy.live import Choice, Live, Outcome, Rows, Sampled, Scored, Told
+from miro_cy.live import Choice, Live, Outcome, PromptOnly, Rows, Sampled, Scored, Told
 from miro_cy.prepare import prompt_tokens
 from miro_cy.requests import Event, FinishReason, Request, Timing, Usage
 from miro_cy.sampling.params import SamplingParams
@@ -69,16 +70,23 @@ class EngineCore:
         scores = None if params.prompt_logprobs is None else PromptScores(tokens, params.prompt_logprobs)
         if max_new == 0 and scores is None:
             self._scheduler.check(len(tokens), 0)
-            for choice in range(params.n):
+            for choice in range(params.n_choices):
                 usage = Usage(prompt_tokens=len(tokens))
                 self._pending.append(Event(request_id, choice, finish_reason="length", usage=usage, timing=Timing()))
             self._next_id += 1
             return request_id
-        live = Sampled(request_id, len(tokens), params, max_new, self._tokenizer, scores)
+        live: Live
+        if max_new == 0:
+            live = PromptOnly(request_id, len(tokens), params.n_choices)
+        elif params.beam_width > 1:
+            live = Beamed(request_id, tokens, params, max_new, self._tokenizer, self._scheduler)
+        else:
+            live = Sampled(request_id, len(tokens), params, max_new, self._tokenizer)
+        live.scores = scores
         seq = self._scheduler.add(
             tokens,
             max_new,
-            choices=params.n if max_new > 0 else 1,
+            choices=params.n_sequences if max_new > 0 else 1,
             logits_from=-1 if scores is None else 0,
             extras=_extras(params),
             priority=request.priority,
@@ -94,7 +102,7 @@ class EngineCore:
 
     def _begin(self, live: Live, seq: int) -> int:
         self._next_id += 1
-        live.carried[seq] = [*live.choices]
+        live.begin(seq)
         self._owner[seq] = self._requests[live.request_id] = live
         return live.request_id
 
@@ -139,12 +147,15 @@ class EngineCore:
         ended: list[int] = []  # told so already, still held by the scheduler
         try:
             view = self._scheduler.plan()
+            while view is None and self._make_room():
+                view = self._scheduler.plan()
             if view is not None:
                 began = self._clock()
                 logits = self._executor.forward(view)
                 out = self._read(view, logits, events, ended)
                 sampled = np.array([out.tokens.get(seq, -1) for seq in self._scheduler.planned()], np.int32)
                 self._scheduler.commit(sampled, max(0.0, self._clock() - began))
+                self._go_on(out, events, ended)
                 while ended:
                     self._scheduler.finish(ended.pop())
                 self._fork(out)
@@ -170,7 +181,7 @@ class EngineCore:
                 at += n_log
         out = Outcome()
         for request_id, taken in rows.items():
-            told = self._requests[request_id].take(taken, logits, out)
+            told = self._requests[request_id].read(taken, logits, out)
             self._tell(told, events, ended)
         return out
 
@@ -196,6 +207,27 @@ class EngineCore:
         for seq in out.settled:
             self._scheduler.settle(seq)
 
+    def _go_on(self, out: Outcome, events: list[Event], ended: list[int]) -> None:
+        """Let requests change their sequences by themselves, and tell what comes of it."""
+        for live in out.ready:
+            before = [*live.carried, *live.others]
+            try:
+                told = live.go_on()
+            finally:
+                for seq in before:
+                    del self._owner[seq]
+                self._owner |= dict.fromkeys([*live.carried, *live.others], live)
+            self._tell(told, events, ended)
+
+    def _make_room(self) -> bool:
+        """When nothing can be computed: end a sequence that only holds blocks, of the latest request that has one."""
+        for live in reversed(self._requests.values()):
+            seq = live.give_up()
+            if seq is not None:
+                del self._owner[seq]
+                return True
+        return False
+
     # --- the end of a request ------------------------------------------------------------------------------------
 
     def _close(self, live: Live, seq: int, choice: Choice, event: Event) -> bool:
@@ -206,6 +238,9 @@ class EngineCore:
         if was_last:
             del self._owner[seq]
         if not live.carried:
+            for other in live.others:
+                del self._owner[other]
+                self._scheduler.finish(other)
             del self._requests[live.request_id]
             self._deadlines.forget(live.request_id)
             self._counts["finished"] += 1

@@ -61,8 +61,8 @@ class Event:
 
     text: characters that are now safe to send, possibly none; tokens: ids generated in this step.
     The last event of a choice has finish_reason set, with usage and timing; `stop` is the string or id that
-    ended it (None for EOS); `error` is set exactly when finish_reason is "error". prompt_logprobs come once, with the
-    first token, or with the end where none is generated.
+    ended it (None for EOS); `error` is set exactly when finish_reason is "error". Of a beam search each choice has one
+    event alone, with its score. prompt_logprobs come once, with the first event of choice 0 after the prompt.
     """
 
     request_id: int
@@ -76,6 +76,7 @@ class Event:
     timing: Timing | None = None
     error: MiroError | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    score: float | None = None
 
 
 @dataclass(slots=True)

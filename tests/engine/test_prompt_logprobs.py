@@ -183,6 +183,32 @@ def test_the_first_of_several_choices_has_them(llama, max_tokens):
     assert given == [0]
 
 
+def test_a_beam_search_tells_them_with_its_best_hypothesis(llama):
+    tokens = prompts_of(llama.vocab_size, [90])[0]
+    expected = expected_scores(llama, tokens, 3)
+    for max_tokens in (0, 5):
+        plain = SamplingParams(beam_width=3, max_tokens=max_tokens, ignore_eos=True)
+        scored = SamplingParams(beam_width=3, max_tokens=max_tokens, ignore_eos=True, prompt_logprobs=3)
+        without, result = llama.generate([{"tokens": tokens}] * 2, [plain, scored])
+        assert [choice.prompt_logprobs for choice in result.choices] == [expected, None, None]
+        assert [(c.tokens, c.score) for c in result.choices] == [(c.tokens, c.score) for c in without.choices]
+
+
+@pytest.mark.parametrize("more", [{"n": 4, "temperature": 1.0, "seed": 5}, {"beam_width": 4}], ids=str)
+def test_promise_batch_invariance_of_prompt_scores_of_several_choices(load, golden, alone, more):
+    """In a pool where sequences and their forks are preempted, beside others, with their blocks found again or not."""
+    prompts, expected = alone
+    probe = load(golden("llama"), **BASE)
+    params = params_of(max_tokens=24, **more)
+    for prefix_cache in (True, False):
+        settings = {"kv_memory": small_pool(probe, 13), "max_step_tokens": 40, "prefix_cache": prefix_cache}
+        engine = load(golden("llama"), **BASE, **settings)
+        for got, want in zip(engine.generate([{"tokens": p} for p in prompts], params), expected, strict=True):
+            assert got.prompt_logprobs == want
+        assert engine.stats()["preemptions"] > 0
+        engine.check_integrity()
+
+
 def test_who_ends_before_they_are_complete_has_none(load, golden):
     engine = load(golden("llama"), **BASE, max_step_tokens=2)
     prompt = {"tokens": prompts_of(engine.vocab_size, [20])[0]}

@@ -51,8 +51,11 @@ class Admission:
         _check_features(body, delimited=delimited)
         prompt, size = _prompt_of(body)
         params = _params_of(body)
-        if delimited and params.n > 1:
-            raise Unsupported(f"a REQ socket takes one reply, not those of {params.n} choices: use DEALER", field="n")
+        if delimited and params.n_choices > 1:
+            raise Unsupported(
+                f"a REQ socket takes one reply, not those of {params.n_choices} choices: use DEALER",
+                field="n" if params.n > 1 else "beam_width",
+            )
         job = Job(
             prompt,
             params,

@@ -33,7 +33,7 @@ class Job:
 
     @property
     def choices(self) -> int:
-        return self.params.n
+        return self.params.n_choices
 
 
 @dataclass(slots=True)

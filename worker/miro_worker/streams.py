@@ -144,6 +144,7 @@ class Stream:
             code=None if error is None else error.code,
             message=None if error is None else error.message,
             stop=event.stop,
+            score=event.score,
             usage=self._usage_so_far()
             if usage is None
             else wire.Usage(prompt=usage.prompt_tokens, cached=usage.cached_tokens, completion=usage.completion_tokens),
