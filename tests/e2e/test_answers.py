@@ -90,6 +90,31 @@ def test_log_probabilities_of_the_prompt(tiny: Engine, ask: Ask, max_tokens: int
         assert entry.top == [(i, float(row[i])) for i in order.tolist()]
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"n": 4, "temperature": 1.0, "seed": 9},
+        {"n": 3, "temperature": 0.0},
+        {"n": 2, "temperature": 0.9, "seed": 4, "stop": ["e", "l"]},
+        {"beam_width": 4, "temperature": 0.0},
+        {"beam_width": 5, "n": 2, "temperature": 0.0, "length_penalty": 0.5},
+    ],
+    ids=str,
+)
+def test_several_choices(tiny: Engine, ask: Ask, sampling: dict[str, Any]) -> None:
+    """`ask` compares the first, whole and streamed; here all of them are compared with this process's."""
+    prompt = {"tokens": tiny.tokenize("hello wo")}
+    got = ask(tiny, prompt, max_tokens=9, logprobs=2, prompt_logprobs=1, **sampling)
+    expected = tiny.generate(prompt, SamplingParams(max_tokens=9, logprobs=2, prompt_logprobs=1, **sampling))
+    assert len(got.choices) == sampling.get("n", sampling.get("beam_width"))
+    for one, other in zip(got.choices, expected.choices, strict=True):
+        assert (one.text, list(one.tokens), one.logprobs) == (other.text, list(other.tokens), other.logprobs)
+        assert (one.finish_reason, one.stop, one.score) == (other.finish_reason, other.stop, other.score)
+        assert one.prompt_logprobs == other.prompt_logprobs
+        assert one.usage.completion_tokens == len(one.tokens)
+    assert (got.score is None) == ("beam_width" not in sampling)
+
+
 class Poisoned:
     """The engine's executor, but for NaN in the last row of the sequence whose prompt has a certain length."""
 

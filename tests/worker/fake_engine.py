@@ -57,7 +57,7 @@ class Running:
 
     def __post_init__(self) -> None:
         limit = DEFAULT_MAX_TOKENS if self.params.max_tokens is None else self.params.max_tokens
-        self.limits = dict.fromkeys(range(self.params.n), limit)
+        self.limits = dict.fromkeys(range(self.params.n_choices), limit)
 
 
 class FakeEngine:
@@ -110,7 +110,7 @@ class FakeEngine:
         if len(ids) + (params.max_tokens or 0) > CONTEXT:
             raise ContextOverflow(f"{len(ids)} + {params.max_tokens} tokens exceed {CONTEXT}", field="max_tokens")
         seed = 1234 if params.seed is None else params.seed
-        names = ("n", "max_tokens", "logprobs", "prompt_logprobs")
+        names = ("n", "beam_width", "max_tokens", "logprobs", "prompt_logprobs")
         fixed = SamplingParams(seed=seed, **{name: getattr(params, name) for name in names})
         return Request({"tokens": np.array(ids, np.int32)}, fixed)
 
@@ -152,6 +152,9 @@ class FakeEngine:
 
     def _advance(self, request_id: int) -> list[Event]:
         running = self._requests[request_id]
+        if running.params.beam_width > 1:
+            del self._requests[request_id]
+            return [self._hypothesis(Event(request_id, choice), running, n) for choice, n in running.limits.items()]
         events = [self._one(Event(request_id, choice), running, limit) for choice, limit in running.limits.items()]
         if running.done == 0 and not running.aborted and running.params.prompt_logprobs is not None:
             events[0].prompt_logprobs = scores(running.prompt, running.params.prompt_logprobs)
@@ -160,6 +163,13 @@ class FakeEngine:
         if not running.limits:
             del self._requests[request_id]
         return events
+
+    def _hypothesis(self, event: Event, running: Running, limit: int) -> Event:
+        """All of a choice of a beam search, in its only event."""
+        event.text, event.tokens = answer(running.prompt, limit, event.choice)
+        event.finish_reason, event.score = "cancelled" if running.aborted else "length", -1.0 - event.choice
+        event.usage, event.timing = Usage(len(running.prompt), 0, limit), Timing(1.0, 2.0, 3.0)
+        return event
 
     def _one(self, event: Event, running: Running, limit: int) -> Event:
         done = running.done

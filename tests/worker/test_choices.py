@@ -322,3 +322,46 @@ def test_a_req_socket_takes_one_reply(serve, raw, place):
     assert (error.code, error.field) == ("unsupported", "n")
     client.generate("abc", stream=False, n=1)
     assert client.receive()[1].reason == "length"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("sampling", "n"), [({"beam_width": 4}, 4), ({"beam_width": 4, "n": 2}, 2)])
+def test_a_beam_search(serve, raw, stream, sampling, n):
+    """Its texts come at its end, each in one piece, with a score."""
+    worker = serve()
+    client = raw(worker)
+    replies = client.until_end(client.generate("abc", max_tokens=5, stream=stream, sampling=sampling))
+    last = sorted(ends(replies), key=lambda end: end.i)
+    assert [(end.i, end.score, end.reason) for end in last] == [(i, -1.0 - i, "length") for i in range(n)]
+    chunks = [reply for reply in replies if isinstance(reply, wire.Chunk)]
+    assert [chunk.i for chunk in chunks] == (list(range(n)) if stream else [])
+    assert [text_of(of_choice(replies, i)) or last[i].t for i in range(n)] == answers("abc", 5, n)
+    assert stats(raw, worker).ended == {"length": 1}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "field"),
+    [
+        ({"beam_width": 17}, "beam_width"),
+        ({"beam_width": 0}, "beam_width"),
+        ({"beam_width": True}, "beam_width"),
+        ({"beam_width": 2, "n": 3}, "n"),
+        ({"beam_width": 2, "top_k": 5}, "top_k"),
+        ({"beam_width": 2, "length_penalty": 11}, "length_penalty"),
+        ({"beam_width": 2, "early_stopping": "yes"}, "early_stopping"),
+    ],
+    ids=str,
+)
+def test_no_beam_search(serve, raw, sampling, field):
+    client = raw(serve())
+    (error,) = client.until_end(client.generate("abc", sampling=sampling))
+    assert (error.code, error.field) == ("bad_field", field)
+
+
+def test_a_req_socket_takes_no_beams(serve, raw):
+    client = raw(serve(), zmq.REQ)
+    client.generate("abc", stream=False, sampling={"beam_width": 2})
+    error = client.receive()[1]
+    assert (error.code, error.field) == ("unsupported", "beam_width")
+    client.generate("abc", stream=False, sampling={"beam_width": 1})
+    assert client.receive()[1].reason == "length"
