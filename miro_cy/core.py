@@ -58,6 +58,7 @@ class EngineCore:
         self._pending: list[Event] = []
         self._next_id = 1
         self._steps = 0
+        self._given_up = 0  # sequences, for others of their requests
         self._last_step = clock()
         self._counts = {"prompt_tokens": 0, "cached_tokens": 0, "generated_tokens": 0, "finished": 0}
 
@@ -225,6 +226,7 @@ class EngineCore:
             seq = live.give_up()
             if seq is not None:
                 del self._owner[seq]
+                self._given_up += 1
                 return True
         return False
 
@@ -282,7 +284,7 @@ class EngineCore:
             "cached_blocks": self._pool.n_cached,
             "total_blocks": self._pool.n_blocks,
             "evictions": self._pool.evictions,
-            "preemptions": self._scheduler.preemptions,
+            "preemptions": self._scheduler.preemptions + self._given_up,
             "steps": self._steps,
             "last_step_age_ms": 1000.0 * (self._clock() - self._last_step),
             **self._counts,

@@ -191,6 +191,26 @@ def test_what_is_impossible_is_no_beam():
     assert search.hypotheses() == []
 
 
+@given(seed=st.integers(0, 2**31), steps=st.integers(0, 5), penalty=st.sampled_from(PENALTIES))
+def test_an_interrupted_search_has_what_it_would_have_if_that_were_its_longest(seed, steps, penalty):
+    language = Language(seed, 7)
+    search = BeamSearch(3, 9, [0], length_penalty=penalty)
+    for _ in range(steps):
+        if not search.done:
+            search.advance([language.best(search.tokens(at), search.row_size) for at in range(search.n_live)])
+    was_done = search.done
+    search.interrupt()
+    assert search.done
+    got = [(item.tokens, item.score) for item in search.hypotheses()]
+    if was_done or steps == 0:
+        assert steps == 0 or len(got) == 3
+        return
+    shorter = run(language, BeamSearch(3, steps, [0], length_penalty=penalty))
+    assert got[0] == (shorter[0].tokens, shorter[0].score)
+    assert {tokens for tokens, _ in got} >= {item.tokens for item in shorter if item.finish_reason == "stop"}
+    assert len(got) == 3
+
+
 def test_a_long_hypothesis_needs_no_deep_stack():
     search = BeamSearch(1, 100_000)
     while not search.done:
