@@ -88,11 +88,13 @@ PLAIN = [
     "miro_cy.cache.prefix",
     "miro_cy.cache.block_pool",
     "miro_cy.cache.block_table",
+    "miro_cy.cache.windows",
     "miro_cy.cache.sharing",
     "miro_cy.model.step",
     "miro_cy.sampling.sampler",
     "miro_cy.sched.request",
     "miro_cy.sched.sets",
+    "miro_cy.sched.room",
     "miro_cy.sched.scheduler",
 ]
 OPENMP = [

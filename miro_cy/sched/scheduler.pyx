@@ -2,15 +2,18 @@
 
 A step, in order:
 
+    0. The oldest prompt, if it is older than all that decode, takes the blocks for its next token. It can lack them
+       only in a layer group with a window, whose blocks are taken as it goes.
     1. Every decoding sequence gets its next token, oldest first. When the pool has no block for it, the newest
        running sequence gives its blocks back and goes to the front of the queue (it may be the one that asked).
     2. What is left of the step's time goes to prompt chunks, older sequences first. First a prompt takes what others
-       have computed of it; one whose next block an older row of this very step computes waits for that.
+       have computed of it; one whose next block an older row of this very step computes waits for that, and one that
+       finds no block for its next token waits for a later step.
     3. While budget is left, sequences are admitted, first the preempted ones, oldest first, then whom the policy names;
        none overtakes another. One is admitted when the pool has all the blocks for its tokens and the next one (a
        preempted sequence's tokens are its prompt and all it has generated), and beside them, unless nothing runs, the
        watermark and a block in each layer group for every running sequence that may still grow: what is admitted
-       should not be preempted at once. Under `admission="reserve"` all blocks it may come to need are taken at once.
+       should not be preempted at once (room.pxd). Under `admission="reserve"` all that it may need is kept for it.
 
 Why this ends: sequences are older or newer by their first admission. The oldest is never preempted for another, and
 whatever `check` let in fits an empty pool, so the oldest always advances, and with it each in turn. Who waits for its
@@ -36,6 +39,7 @@ from miro_cy.cache.block_pool cimport BlockPool
 from miro_cy.cache.block_table cimport BlockTables
 from miro_cy.native cimport MIRO_INDEX
 from miro_cy.sched.request cimport Decoding, Prefilling, Queued, SequenceTable
+from miro_cy.sched.room cimport KVRoom
 from miro_cy.sched.sequence cimport DECODING, PREFILLING, QUEUED, Sequence, cached_tokens, to_compute
 from miro_cy.sched.sets cimport SequenceSets
 
@@ -59,11 +63,11 @@ cdef class Scheduler:
     cdef BlockPool _pool
     cdef SequenceTable _table
     cdef SequenceSets _sets
+    cdef KVRoom _room
     cdef object _clock
     cdef object _budget
     cdef object _policy
     cdef object _rate                   # of the waiting queue
-    cdef int _watermark                 # blocks
     # The last plan: its rows are _n_decode Decoding handles, then Prefilling ones.
     cdef bint _is_planned               # between plan() and commit()
     cdef int _n_decode
@@ -85,16 +89,16 @@ cdef class Scheduler:
                 f"max_context must be between 1 and the {table_tokens} tokens of a block table, not {max_context}",
                 field="max_context")
         self.config = config
-        self.limits = Limits(max_context, <int64_t> (pool.n_blocks // tables.n_groups) * pool.block_size)
         self._clock = clock
         self._budget = StepBudget(config)
         self._policy = make_policy(config)
         self._rate = QueueRate(config.step_ms)
-        self._watermark = int(config.watermark * pool.n_blocks)
         self._pool = pool
         # Preempted sequences wait beside max_waiting others, hence room for both.
         self._table = SequenceTable(pool, tables, config.max_waiting + n_rows, n_rows, config.admission == "reserve")
         self._sets = SequenceSets(self._table)
+        self._room = KVRoom(self._sets, int(config.watermark * pool.n_blocks))
+        self.limits = Limits(max_context, self._table.windows.capacity())
         # Beside a prompt chunk there are at most max_num_seqs - 1 decode rows.
         self.view = BatchView(n_rows, max(config.max_step_tokens, n_rows - 1 + self._budget.min_tokens), tables.table)
         self.max_logits = n_rows + config.max_score_tokens
@@ -150,7 +154,9 @@ cdef class Scheduler:
         """
         self.view.clear()
         self._table.begin_plan()
-        self._is_planned = False
+        if self._is_planned:
+            self._drop_plan()
+        self._keep_oldest_going()
         self._plan_decodes()
         self._plan_chunks()
         if self.view.n_rows == 0:
@@ -159,6 +165,39 @@ cdef class Scheduler:
             return None
         self._is_planned = True
         return self.view
+
+    cdef int _drop_plan(self) except -1:
+        """The last plan came to nothing: blocks that were taken for its chunks alone go back."""
+        cdef int i
+        self._is_planned = False
+        for i in range(self._sets.n_prefilling):
+            self._table.trim(self._sets.prefilling[i])
+        return 0
+
+    cdef int _keep_oldest_going(self) except -1:
+        """A prompt that is older than all that decode takes the blocks for its next token before anybody else does."""
+        cdef Prefilling h
+        cdef const Sequence* seq
+        if self._sets.n_prefilling == 0:
+            return 0
+        h = self._sets.prefilling[0]
+        seq = self._table.prefilling(h)
+        if self._sets.n_decoding > 0 and self._table.decoding(self._sets.decoding[0]).order < seq.order:
+            return 0
+        self._table.catch_up(h)
+        if to_compute(seq) > 0:
+            while self._table.blocks_to_chunk(h, 1) > self._pool.available():
+                self._preempt_newest()
+            self._table.reach(h, 1)
+        return 0
+
+    cdef int _preempt_newest(self) except -1:
+        """The newest running sequence gives way. InternalError when it is the only one."""
+        if self._sets.n_running() < 2:
+            raise InternalError("the whole KV pool cannot hold the only running sequence")
+        self._sets.preempt_newest()
+        self.preemptions += 1
+        return 0
 
     cdef int _plan_decodes(self) except -1:
         """A row for each decoding sequence, preempting the newest when there is no room for it."""
@@ -179,12 +218,9 @@ cdef class Scheduler:
                 self._decode_row[self._n_decode] = h
                 self._n_decode += 1
                 i += 1
-            elif self._sets.n_running() > 1:
-                # The victim is not older than h, so it has no row yet; if it is h itself, this loop ends.
-                self._sets.preempt_newest()
-                self.preemptions += 1
             else:
-                raise InternalError("the whole KV pool cannot hold the only running sequence")
+                # The victim is not older than h, so it has no row yet; if it is h itself, this loop ends.
+                self._preempt_newest()
         return 0
 
     cdef int _plan_chunks(self) except -1:
@@ -199,6 +235,8 @@ cdef class Scheduler:
                     break
             self._table.catch_up(self._sets.prefilling[i])
             n = self._chunk_tokens(self._sets.prefilling[i], scores)
+            if n > 0:
+                n = self._room.fitting(self._sets.prefilling[i], n)
             if n > 0:
                 first = self._table.prefilling(self._sets.prefilling[i]).n_computed
                 n = self._budget.fit(first, n)
@@ -215,12 +253,12 @@ cdef class Scheduler:
         if self._sets.n_running() == self.config.max_num_seqs:
             return False
         if self._sets.n_preempted > 0:
-            if not self._has_room(self._sets.preempted[0]):
+            if not self._room.admits(self._sets.preempted[0]):
                 return False
             self._sets.admit_preempted(now)
             return True
         id = self._policy.next()
-        if id is None or not self._has_room(self._sets.find_waiting(id)):
+        if id is None or not self._room.admits(self._sets.find_waiting(id)):
             return False
         self._sets.admit_waiting(id, now)
         self._policy.remove(id)
@@ -228,17 +266,6 @@ cdef class Scheduler:
         seq = self._sets.find(id)
         self._policy.charge(id, to_compute(seq), 0)
         return True
-
-    cdef bint _has_room(self, Queued h) except -1:
-        """Whether the pool has the blocks that it needs now, and what should stay free beside them."""
-        cdef int i, keep = 0
-        if self._sets.n_running() > 0 and not self._table.reserving:
-            for i in range(self._sets.n_prefilling):
-                keep += self._table.is_growing(self._sets.prefilling[i].slot)
-            for i in range(self._sets.n_decoding):
-                keep += self._table.is_growing(self._sets.decoding[i].slot)
-            keep = keep * self._table.tables.n_groups + self._watermark
-        return self._table.blocks_to_admit(h) + keep <= self._pool.available()
 
     cdef int _chunk_tokens(self, Prefilling h, int scores) except -1:
         """How many tokens of a prompt could be computed now, given what is left of scored logits rows."""
@@ -253,6 +280,7 @@ cdef class Scheduler:
     cdef int _push_chunk(self, Prefilling h, int n) except -1:
         """Add the row; returns how many scored logits rows it takes."""
         cdef const Sequence* seq = self._table.prefilling(h)
+        self._table.reach(h, n)
         self._row_id[self.view.n_rows] = seq.id
         MIRO_INDEX(self.view.n_rows - self._n_decode, self.view.max_rows)
         self._chunk_row[self.view.n_rows - self._n_decode] = h

@@ -1,0 +1,63 @@
+"""KVRoom, see room.pxd."""
+
+from miro_cy.sched.sequence cimport stored_limit
+
+
+cdef class KVRoom:
+    """Over the running sequences of a scheduler. watermark: blocks to be kept free beside them."""
+
+    def __cinit__(self, SequenceSets sets not None, int watermark):
+        self._sets = sets
+        self._table = sets.table
+        self._pool = sets.table.pool
+        self._windows = sets.table.windows
+        self._watermark = watermark
+
+    cdef bint admits(self, Queued h) except -1:
+        """Whether the pool has the blocks that a sequence needs now, and what should stay free beside them."""
+        if self._table.reserving and self._windows.n_rolling > 0:
+            if self._table.blocks_to_promise(h) + self._promised() > self._pool.available():
+                return False
+        return self._table.blocks_to_admit(h) + self._kept() <= self._pool.available()
+
+    cdef int fitting(self, Prefilling h, int n_tok) except -1:
+        """Of a prompt's next n_tok tokens, those that there is room for: in its blocks, in what is kept for it, and in
+        what nobody is kept; failing these, up to the end of a block if the pool has it."""
+        cdef const Sequence* seq = self._table.prefilling(h)
+        cdef int n = n_tok, size = self._pool.block_size, own = 0, spare
+        if self._table.blocks_to_chunk(h, n) == 0:
+            return n
+        spare = self._pool.available() - self._kept()
+        if self._table.reserving:
+            own = stored_limit(seq)
+        while n > 0 and self._windows.beyond(seq.table_slot, seq.n_computed + n, own) > max(0, spare):
+            n = (seq.n_computed + n - 1) // size * size - seq.n_computed
+        if n <= 0 and self._table.blocks_to_chunk(h, 1) <= self._pool.available():
+            n = min(n_tok, size - seq.n_computed % size)
+        return max(0, n)
+
+    cdef int _promised(self) except -1:
+        """Blocks that the running sequences may come to hold in groups with a window, less those that they do, which
+        may be more while chunks are computed."""
+        cdef int i, n = 0
+        for i in range(self._sets.n_prefilling):
+            n += self._windows.most(stored_limit(self._table.prefilling(self._sets.prefilling[i])), True)
+        for i in range(self._sets.n_decoding):
+            n += self._windows.most(stored_limit(self._table.decoding(self._sets.decoding[i])), True)
+        return max(0, n - self._windows.owned())
+
+    cdef int _kept(self) except -1:
+        """Blocks that others than newcomers should find free; none when nothing runs."""
+        cdef int i, n = 0
+        if self._sets.n_running() == 0:
+            return 0
+        for i in range(self._sets.n_prefilling):
+            n += self._kept_for(self._table.prefilling(self._sets.prefilling[i]))
+        for i in range(self._sets.n_decoding):
+            n += self._kept_for(self._table.decoding(self._sets.decoding[i]))
+        return n if self._table.reserving else n + self._watermark
+
+    cdef int _kept_for(self, const Sequence* seq) except -1:
+        if self._table.reserving:
+            return self._windows.shortfall(seq.table_slot, stored_limit(seq))
+        return self._windows.growing(seq.table_slot, stored_limit(seq))
