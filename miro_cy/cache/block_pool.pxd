@@ -16,7 +16,8 @@ its middle costs O(1) and nothing is ever allocated:
 
 Children leave before their parents: whoever holds an entry holds the blocks before it, and gives blocks back from the
 last to the first, so a parent is always used more recently than its children. Only where the first layer group has a
-window may a parent be the older one: with it, all entries below it leave the index, and those that nobody holds are free.
+window may a parent be the older one. Then an entry below it goes in its stead; but if somebody holds that, the parent
+goes, all entries below it leave the index, and those that nobody holds are free.
 """
 
 from cython cimport final

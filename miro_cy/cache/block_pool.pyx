@@ -50,14 +50,18 @@ cdef class BlockPool:
         return n_tokens // self.block_size + (n_tokens % self.block_size != 0)
 
     cpdef int alloc(self) except -1:
-        """Take a block, with a reference count of one: a free one, else the cached one that was used least recently.
+        """Take a block, with a reference count of one: a free one, else the cached one that was used least recently, or
+        rather the end of a prompt that goes on behind it.
 
         InternalError when none is available.
         """
-        cdef int block = self._next[self.n_blocks]
+        cdef int last, block = self._next[self.n_blocks]
         if block == self.n_blocks:
             raise InternalError("the KV pool has no block left")
         if self.is_entry(block):
+            last = self.index.deepest(block)
+            if self._ref[last] == 0:
+                block = last
             self._forget(block)
             self.evictions += 1
         self.n_free -= 1

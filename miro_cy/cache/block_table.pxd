@@ -6,8 +6,9 @@
 
 The array is the one copy: every BatchView shares it. A group whose layers attend locally gives back what left its
 window and takes blocks as it goes (windows.pxd), hence a start and a length for each group; `length` counts entries
-from 0, given back or not. A table holds one reference to each of its blocks, so that sequences can share them: a prefix hit and a fork copy ids, not a cache. A shared block is only read.
-What is still to be written goes into a block of its own: hits and forks end before it, or `own` puts one there.
+from 0, given back or not. A table holds one reference to each of its blocks, so that sequences can share them: a prefix
+hit and a fork copy ids, not a cache. A shared block is only read. What is still to be written goes into a block of its
+own: hits and forks end before it, or `own` puts one there.
 """
 
 from cython cimport final

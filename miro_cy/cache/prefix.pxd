@@ -26,7 +26,7 @@ cdef struct Chain:             # a sequence as the index sees it
     uint64_t[2] domain         # whose blocks it may share: a digest of the tagged extras
     uint64_t* hash             # [blocks of the sequence] of each full block and all before it; owned by the sequence
     int n_hashed
-    int n_shared               # leading blocks that were entered or borrowed, whether they are in its tables still or not
+    int n_shared               # leading blocks that were entered or borrowed, given back or not
     int tip                    # the first group's entry of the last of them, if n_shared > 0
     uint64_t serial            # of tip, as it was then
 

@@ -91,7 +91,7 @@ cdef class GroupWindows:
         return n
 
     cdef int most(self, int n_tokens, bint rolling) except -1:
-        """Blocks that a sequence of n_tokens holds at most between two steps, in the groups with a window or without."""
+        """Blocks that a sequence of n_tokens holds at most between two steps, in groups with a window or without."""
         cdef int group, n = 0, need = self.pool.blocks_for(n_tokens)
         for group in range(self.tables.n_groups):
             if (self.tables.window[group] > 0) == rolling:
@@ -135,4 +135,5 @@ cdef class GroupWindows:
         for group in range(self.tables.n_groups):
             first = first_block(self.tables.window[group], n_computed, self.pool.block_size)
             if self.tables.start(group, slot) != first:
-                raise AssertionError(f"the table of slot {slot} begins at {self.tables.start(group, slot)}, not {first}")
+                raise AssertionError(
+                    f"the table of slot {slot} begins at {self.tables.start(group, slot)}, not at {first}")

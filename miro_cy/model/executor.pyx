@@ -53,8 +53,8 @@ cdef const float* vector_of(dict vectors, str role):
 cdef class CpuExecutor:
     """Runs a model on the CPU.
 
-    spec: ModelSpec; weights: Weights; n_blocks, block_size: the KV pool; kv_dtype: a key of KV_TYPES (what a block holds,
-    and of which layers, kv_groups.py tells);
+    spec: ModelSpec; weights: Weights; n_blocks, block_size: the KV pool (kv_groups.py: of which layers a
+    block is); kv_dtype: a key of KV_TYPES;
     fast: multiply quantised weights by int8 activations (else float32 throughout); threads: team size;
     max_tokens: most tokens a step; context: positions the rotary tables cover; touch: take the KV pool's memory now.
     """
@@ -159,7 +159,7 @@ cdef class CpuExecutor:
         cdef KVLayer kv
         cdef int32_t[::1] full
         cdef int i, n_places = self.groups.size
-        for i in range(n_places):
+        for _ in range(n_places):
             kv = KVLayer(n_blocks, self.n_kv_heads, self.head_dim, block_size, kv_dtype)
             self.kv_layers.append(kv)
             self.kv_bytes += kv.nbytes

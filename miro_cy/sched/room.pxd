@@ -1,7 +1,7 @@
 """Room in the KV pool: who is admitted, and how far a prompt may go on, beside what others will need. Ints only.
 
-    admission="watermark"   admitted is who finds the blocks for its tokens, beside a block for each running sequence and
-                            layer group that may grow and the watermark; who finds none later has the newest give way
+    admission="watermark"   admitted is who finds the blocks for its tokens, beside the watermark and a block for each
+                            running sequence and layer group that may grow; who finds none later has the newest give way
     admission="reserve"     nobody ever has to: every running sequence can come to hold the most that it may
 
 What a sequence may hold is all its blocks in a group without a window; `reserve` takes them at once. In one with a

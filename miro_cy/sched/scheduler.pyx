@@ -38,7 +38,7 @@ from miro_cy.batch cimport BatchView
 from miro_cy.cache.block_pool cimport BlockPool
 from miro_cy.cache.block_table cimport BlockTables
 from miro_cy.native cimport MIRO_INDEX
-from miro_cy.sched.request cimport Decoding, Prefilling, Queued, SequenceTable
+from miro_cy.sched.request cimport Decoding, Prefilling, SequenceTable
 from miro_cy.sched.room cimport KVRoom
 from miro_cy.sched.sequence cimport DECODING, PREFILLING, QUEUED, Sequence, cached_tokens, to_compute
 from miro_cy.sched.sets cimport SequenceSets

@@ -60,7 +60,7 @@ def test_entries_before_a_window_are_given_back() -> None:
     assert tables.missing(0, 4) == 0, "what was given back is not missing"
     pool.check(tables.holders(8))
     for call in (lambda: tables.share(pool, 1, 0, 1, blocks[0][0]), lambda: tables.own(pool, 1, 0, 1)):
-        with pytest.raises(InternalError, match="no place 1|no block 1"):
+        with pytest.raises(InternalError, match=r"no place 1|no block 1"):
             call()
     assert tables.free(pool, 0) == 6
     assert (tables.start(1, 0), tables.length(0)) == (0, 0)

@@ -204,4 +204,4 @@ def test_random_workloads(make_world: Callable[..., Any]) -> None:
         pass
 
     Bound.make_world = staticmethod(make_world)
-    run_state_machine_as_test(Bound, settings=settings(max_examples=60, stateful_step_count=50, deadline=None))
+    run_state_machine_as_test(Bound, settings=settings(max_examples=400, stateful_step_count=50, deadline=None))

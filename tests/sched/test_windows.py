@@ -173,3 +173,19 @@ def test_a_step_that_comes_to_nothing_gives_its_chunk_back(make_world: Make) -> 
     assert max(map(sum, map(world.held, slots(world)))) <= 3
     world.run()
     world.check_outputs()
+
+
+def test_the_beginning_of_a_prompt_outlasts_its_end(make_world: Make) -> None:
+    """All layers have a window, so that the beginning was used least recently; the end is evicted all the same."""
+    world = make_world(n_blocks=20, block_size=4, windows=(8,), max_context=200)
+    world.add(61, 1, shared=61)
+    world.run()
+    assert world.pool.n_cached == 15
+    world.add(41, 1, like=1, shared=41)  # eleven blocks, of which five are free
+    world.run()
+    assert world.pool.evictions == 6
+    seq = world.add(61, 1, shared=61)
+    world.run()
+    assert world.cached[seq] == 36
+    world.check_outputs()
+    world.check_index()
