@@ -39,7 +39,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(slots=True)
 class Parts:
-    """What `load_parts` built. context: most tokens of a sequence; capacity: those that the pool holds in all layers."""
+    """What `load_parts` built. context: most tokens of a sequence; capacity: tokens that the pool holds."""
 
     core: EngineCore
     scheduler: Scheduler

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from miro_cy.model.spec import ModelSpec
 
-#: Larger groups mean fewer tables and lookups; what places they leave unused is at most this share of a window's layers.
+#: Larger groups mean fewer tables and lookups; places left unused are at most this share of a window's layers.
 MOST_PADDING = 0.125
 
 
