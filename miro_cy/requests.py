@@ -78,7 +78,11 @@ class Event:
 
 @dataclass(slots=True)
 class Completion:
-    """A finished request. `tokens` includes the EOS or stop token that ended it; `text` does not."""
+    """A finished request. `tokens` includes the EOS or stop token that ended it; `text` does not.
+
+    choices: all of its texts, each with what this has (but no choices of its own); this is the first of them.
+    score: by which they are in order, best first; None where they are not.
+    """
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -87,6 +91,8 @@ class Completion:
     logprobs: list[TokenLogprob] | None = None
     stop: str | int | None = None
     timing: Timing = field(default_factory=Timing)
+    choices: list[Completion] = field(default_factory=list)
+    score: float | None = None
 
 
 __all__ = ["Completion", "Event", "FinishReason", "Prompt", "Request", "Timing", "TokenLogprob", "Usage"]

@@ -5,11 +5,20 @@ from typing import Any
 
 import numpy as np
 
-from miro_cy.sampling.params import MAX_INT32, MAX_LOGPROBS, MAX_SALT_BYTES, MAX_STOP_BYTES, MAX_STOPS, MAX_UINT64
+from miro_cy.sampling.params import (
+    MAX_CHOICES,
+    MAX_INT32,
+    MAX_LOGPROBS,
+    MAX_SALT_BYTES,
+    MAX_STOP_BYTES,
+    MAX_STOPS,
+    MAX_UINT64,
+)
 
 HUGE = 10**5000  # more digits than Python agrees to write
 NAN, INF = float("nan"), float("inf")
 BAD: dict[str, list[Any]] = {
+    "n": [0, -1, MAX_CHOICES + 1, HUGE, 1.0, NAN, "1", b"1", True, None, [1], {}, int],
     "max_tokens": [-1, MAX_INT32 + 1, HUGE, 1.0, "8", True, [1], {}, NAN, INF, int, np.array([1, 2])],
     "temperature": [
         -0.1, 2.0001, HUGE, NAN, INF, -INF, "1", b"1", True, None, [1.0], {}, 1j, float, np.array([1.0, 1.0]),

@@ -36,6 +36,8 @@ cdef class GroupWindows:
     cpdef int capacity(self) except -1
     cdef int to_start(self, int n_computed, int n_tokens) except -1
     cdef int start(self, int slot, int n_computed, int n_tokens) except -1
+    cdef int to_grow(self, int slot, int n_rolling, int n_others) except -1
+    cdef int grow(self, int slot, int n_rolling, int n_others) except -1
     cdef int roll(self, int slot, int n_computed) except -1
     cdef int trim(self, int slot, int n_tokens) except -1
     cdef int growing(self, int slot, int n_tokens) except -1

@@ -59,6 +59,24 @@ cdef class GroupWindows:
                 self.pool, group, slot, min(need, first + most_blocks(self.tables.window[group], need, size)))
         return n
 
+    cdef int to_grow(self, int slot, int n_rolling, int n_others) except -1:
+        """Blocks that `grow` takes."""
+        cdef int group, n = 0, rolling = self.pool.blocks_for(n_rolling), others = self.pool.blocks_for(n_others)
+        for group in range(self.tables.n_groups):
+            n += max(
+                0,
+                (rolling if self.tables.window[group] > 0 else others) - self.tables.group_length(group, slot))
+        return n
+
+    cdef int grow(self, int slot, int n_rolling, int n_others) except -1:
+        """Lengthen the tables for n_rolling tokens where there is a window, for n_others elsewhere; returns the blocks
+        taken. InternalError when the pool has too few."""
+        cdef int group, n = 0, rolling = self.pool.blocks_for(n_rolling), others = self.pool.blocks_for(n_others)
+        for group in range(self.tables.n_groups):
+            n += self.tables.extend_group(
+                self.pool, group, slot, rolling if self.tables.window[group] > 0 else others)
+        return n
+
     cdef int roll(self, int slot, int n_computed) except -1:
         """Give back what no query from n_computed on sees; returns the entries given back."""
         cdef int group, n = 0

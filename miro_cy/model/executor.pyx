@@ -14,7 +14,7 @@ import numpy as np
 from miro_cy._kernels.abi cimport (
     QBLOCK, TILE_ROWS, BatchRows, KernelTable, PackedMatrix, QuantBlock, is_float_layout,
 )
-from miro_cy._kernels.kv cimport KVLayer, touch_layer
+from miro_cy._kernels.kv cimport KVLayer, copy_block, touch_layer
 from miro_cy._kernels.select cimport kernels
 from miro_cy._kernels.weights cimport PackedWeights
 from miro_cy.batch cimport BatchView
@@ -64,6 +64,7 @@ cdef class CpuExecutor:
     cdef readonly bint fast
     cdef readonly object groups             # KVGroups: a block table each
     cdef readonly list kv_layers            # KVLayer of each place in a group
+    cdef int32_t[::1] full_group            # [places] the layers of the first group, which is full: one in each place
     cdef readonly Py_ssize_t kv_bytes       # bytes of the KV pool
     cdef readonly Py_ssize_t buffer_bytes   # bytes of the buffers, rotary tables aside; grows with the logits rows
     cdef const KernelTable* table
@@ -157,7 +158,6 @@ cdef class CpuExecutor:
     cdef allocate_kv(self, Py_ssize_t n_blocks, int block_size, str kv_dtype, bint touch):
         """The KV pool. touch: take its memory now, with all threads; most of the time goes into page faults."""
         cdef KVLayer kv
-        cdef int32_t[::1] full
         cdef int i, n_places = self.groups.size
         for _ in range(n_places):
             kv = KVLayer(n_blocks, self.n_kv_heads, self.head_dim, block_size, kv_dtype)
@@ -167,10 +167,10 @@ cdef class CpuExecutor:
         for i, (group, place) in enumerate(self.groups.places()):
             kv = self.kv_layers[place]
             self.layers[i].kv, self.layers[i].group = kv.cache, group
-        if touch:       # the first group is full: its layers are all places
-            full = np.array(self.groups.layers[0], np.int32)
+        self.full_group = np.array(self.groups.layers[0], np.int32)
+        if touch:
             for i in prange(n_places, nogil=True, num_threads=self.threads, schedule="dynamic"):
-                touch_layer(&self.layers[full[i]].kv)
+                touch_layer(&self.layers[self.full_group[i]].kv)
 
     cdef allocate_buffers(self):
         cdef Buffers* b = &self.b
@@ -193,7 +193,7 @@ cdef class CpuExecutor:
             self.b.logits = &view[0, 0]
 
     def forward(self, BatchView view not None):
-        """One step: writes the batch's K and V, returns logits float32 [view.n_logits, vocab].
+        """One step: copies blocks, writes the batch's K and V, returns logits float32 [view.n_logits, vocab].
 
         The array is a view that the next call overwrites. Raises ValueError for a view that does not fit.
         """
@@ -216,6 +216,7 @@ cdef class CpuExecutor:
         self.view = view
         with nogil, parallel(num_threads=self.threads):
             self.walk(mi_thread_id(), mi_team_size())
+        view.copies_made()
         return self.logits_array[:view.n_logits, :self.output.n]
 
     def start_profile(self):
@@ -252,6 +253,7 @@ cdef class CpuExecutor:
         cdef mi_profile* p = &self.profile
         mi_profile_begin(p, th)
         self.bind_rows(&rows)
+        self.copy_blocks(th, nth)
         self.table.embed(
             th, nth, self.embedding, &self.view.tokens[0], rows.n_tokens, b.x, self.hidden,
             self.scratch + th * self.scratch_floats,
@@ -267,6 +269,13 @@ cdef class CpuExecutor:
         if self.view.n_logits > 0:
             self.output_block(th, nth, &rows, bias)
             mi_profile_mark(p, th, OUTPUT)
+
+    cdef void copy_blocks(self, int th, int nth) noexcept nogil:
+        """What the view wants copied, each thread in its own places of a group; written behind a barrier."""
+        cdef int i, at, n = <int>self.full_group.shape[0]
+        for at in range(self.view.n_copies):
+            for i in range(n * th // nth, n * (th + 1) // nth):
+                copy_block(&self.layers[self.full_group[i]].kv, self.view.copy[at, 1], self.view.copy[at, 2])
 
     cdef void bind_rows(self, BatchRows* rows) noexcept nogil:
         rows.n_rows = self.view.n_rows

@@ -20,6 +20,7 @@ GREEDY_TEMPERATURE = 1e-5
 MIN_TEMPERATURE = 0.01
 MAX_TEMPERATURE = 2.0
 MAX_LOGPROBS = 128
+MAX_CHOICES = 64
 MAX_STOPS = 64
 MAX_STOP_BYTES = 1024
 MAX_SALT_BYTES = 256
@@ -31,7 +32,9 @@ MAX_UINT64 = 2**64 - 1
 class SamplingParams:
     """How the tokens of one request are chosen, and when it ends.
 
-    max_tokens: most tokens to generate; 0 only checks and counts the prompt, None means what is left of the context.
+    n: how many texts to make of the prompt, 1 to 64; each draws for itself, the first as it would alone.
+    max_tokens: most tokens to generate for each of them; 0 only checks and counts the prompt, None means what is left
+        of the context.
     temperature: 0 is greedy (argmax, ties to the lowest id); at most 2.
     top_k: keep the k most likely tokens, ties to the lowest id; 0 or -1 keeps all.
     top_p: keep the smallest set of most likely tokens whose probability reaches top_p, in (0, 1].
@@ -45,6 +48,7 @@ class SamplingParams:
     Raises BadField naming the field when a value has the wrong type or is out of range.
     """
 
+    n: int = 1
     max_tokens: int | None = None
     temperature: float = 1.0
     top_k: int = 0
@@ -58,6 +62,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
+        put(self, "n", _integer("n", self.n, 1, MAX_CHOICES))
         if self.max_tokens is not None:
             put(self, "max_tokens", _integer("max_tokens", self.max_tokens, 0, MAX_INT32))
         temperature = _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)

@@ -7,7 +7,7 @@
 What a sequence may hold is all its blocks in a group without a window; `reserve` takes them at once. In one with a
 window it is the `most` of windows.pxd, which it takes and gives back as it goes, sharing some with others. Who shares
 may later be left with a block alone, so nothing is deducted for it: F blocks in groups without a window, and the
-most of each running sequence in the others, are no more than the pool has.
+most of each running sequence in the others, are no more than the pool has. Forks to come count alike.
 
 A prompt's chunk may take more, for a step, of what is left when all of that is kept.
 """
@@ -18,7 +18,6 @@ from miro_cy.cache.block_pool cimport BlockPool
 from miro_cy.cache.windows cimport GroupWindows
 from miro_cy.sched.request cimport Prefilling, Queued, SequenceTable
 from miro_cy.sched.sequence cimport Sequence
-from miro_cy.sched.sets cimport SequenceSets
 
 
 @final
@@ -26,11 +25,13 @@ cdef class KVRoom:
     cdef BlockPool _pool
     cdef GroupWindows _windows
     cdef SequenceTable _table
-    cdef SequenceSets _sets
     cdef int _watermark             # blocks
 
-    cdef bint admits(self, Queued h) except -1
+    cdef bint admits(self, Queued h, int forks) except -1
+    cdef bint for_fork(self, const Sequence* seq) except -1
+    cdef int fork_blocks(self, int n_prompt, int max_new) except -1
     cdef int fitting(self, Prefilling h, int n_tok) except -1
+    cdef int _n_full(self) noexcept
     cdef int _promised(self) except -1
     cdef int _kept(self) except -1
     cdef int _kept_for(self, const Sequence* seq) except -1

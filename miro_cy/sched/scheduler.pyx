@@ -12,24 +12,25 @@ A step, in order:
     3. While budget is left, sequences are admitted, first the preempted ones, oldest first, then whom the policy names;
        none overtakes another. One is admitted when the pool has all the blocks for its tokens and the next one (a
        preempted sequence's tokens are its prompt and all it has generated), and beside them, unless nothing runs, the
-       watermark and a block in each layer group for every running sequence that may still grow: what is admitted
-       should not be preempted at once (room.pxd). Under `admission="reserve"` all that it may need is kept for it.
+       watermark and a block in each layer group for every running sequence that may still grow, and every fork still to
+       come: what is admitted should not be preempted at once. Under `admission="reserve"` all that it may come to need
+       is kept for it, and so is what its forks may (room.pxd). A request whose forks are more than there is room for is
+       admitted when nothing else is; forks without room wait like preempted sequences.
 
 Why this ends: sequences are older or newer by their first admission. The oldest is never preempted for another, and
 whatever `check` let in fits an empty pool, so the oldest always advances, and with it each in turn. Who waits for its
 first admission is reached because policies let no stream of newcomers pass it for ever.
 """
 
-from libc.math cimport isnan
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
 
 import numpy as np
 
 from miro_cy.errors import BadField, ConfigError, InternalError, QueueFull
 from miro_cy.sched.budget import StepBudget
 from miro_cy.sched.config import SchedulerConfig
+from miro_cy.sched.families import Families
 from miro_cy.sched.limits import Limits
 from miro_cy.sched.policy import make_policy
 from miro_cy.sched.rate import QueueRate
@@ -38,15 +39,16 @@ from miro_cy.batch cimport BatchView
 from miro_cy.cache.block_pool cimport BlockPool
 from miro_cy.cache.block_table cimport BlockTables
 from miro_cy.native cimport MIRO_INDEX
-from miro_cy.sched.request cimport Decoding, Prefilling, SequenceTable
+from miro_cy.sched.request cimport Decoding, Prefilling, Queued, SequenceTable
 from miro_cy.sched.room cimport KVRoom
-from miro_cy.sched.sequence cimport DECODING, PREFILLING, QUEUED, Sequence, cached_tokens, to_compute
+from miro_cy.sched.sequence cimport Sequence, is_older, to_compute
 from miro_cy.sched.sets cimport SequenceSets
+from miro_cy.sched.visible cimport VisibleSequences
 
 __all__ = ["Scheduler", "SchedulerConfig"]
 
 
-cdef class Scheduler:
+cdef class Scheduler(VisibleSequences):
     """Decides, a step at a time, which tokens of which sequences are computed.
 
     pool, tables: the KV bookkeeping; nobody else takes blocks from it. max_context: most tokens of a sequence.
@@ -61,15 +63,15 @@ cdef class Scheduler:
     cdef readonly int max_logits        # most logits rows of a step
     cdef readonly int preemptions       # since the start
     cdef BlockPool _pool
-    cdef SequenceTable _table
-    cdef SequenceSets _sets
     cdef KVRoom _room
     cdef object _clock
     cdef object _budget
     cdef object _policy
     cdef object _rate                   # of the waiting queue
+    cdef object _families
     # The last plan: its rows are _n_decode Decoding handles, then Prefilling ones.
     cdef bint _is_planned               # between plan() and commit()
+    cdef bint _is_committed             # between commit() and plan()
     cdef int _n_decode
     cdef int64_t _decode_keys           # keys that those rows attend to
     cdef Decoding* _decode_row          # [max_num_seqs]
@@ -94,10 +96,12 @@ cdef class Scheduler:
         self._policy = make_policy(config)
         self._rate = QueueRate(config.step_ms)
         self._pool = pool
-        # Preempted sequences wait beside max_waiting others, hence room for both.
-        self._table = SequenceTable(pool, tables, config.max_waiting + n_rows, n_rows, config.admission == "reserve")
+        # What was admitted once, running or not, is beside max_waiting others: as much as may run, or one request.
+        self._table = SequenceTable(
+            pool, tables, config.max_waiting + max(n_rows, config.max_choices), n_rows, config.admission == "reserve")
+        self._families = Families()
         self._sets = SequenceSets(self._table)
-        self._room = KVRoom(self._sets, int(config.watermark * pool.n_blocks))
+        self._room = KVRoom(self._table, int(config.watermark * pool.n_blocks))
         self.limits = Limits(max_context, self._table.windows.capacity())
         # Beside a prompt chunk there are at most max_num_seqs - 1 decode rows.
         self.view = BatchView(n_rows, max(config.max_step_tokens, n_rows - 1 + self._budget.min_tokens), tables.table)
@@ -118,29 +122,41 @@ cdef class Scheduler:
         """Refuse what `add` would refuse whatever else is running; any thread. Raises as Limits.check."""
         self.limits.check(n_prompt, max_new)
 
-    def add(self, const int32_t[::1] tokens not None, max_new, *, logits_from=-1, extras=(), priority=0, client=""):
+    def has_room(self, choices=1):
+        """Whether the queue takes a sequence that may become so many."""
+        waiting = self._families.n_waiting
+        return waiting == 0 or waiting + choices <= self.config.max_waiting
+
+    def add(
+        self, const int32_t[::1] tokens not None, max_new, *, choices=1, logits_from=-1, extras=(), priority=0,
+        client="",
+    ):
         """Queue a sequence; returns its id, larger than any before.
 
-        tokens: the prompt, int32 [n], copied. max_new: most tokens to generate. logits_from: first prompt position
-        whose logits are wanted (scoring); -1: only the last. extras: pairs (tag, value) of bytes that keep its cached
-        blocks apart from those of sequences with others. priority, client: what the policies of these names look at.
+        tokens: the prompt, int32 [n], copied. max_new: most tokens to generate. choices: most sequences that it and its
+        forks will be at once. logits_from: first prompt position whose logits are wanted (scoring); -1: only the last.
+        extras: pairs (tag, value) of bytes that keep its cached blocks apart from those of sequences with others.
+        priority, client: what the policies of these names look at.
         Raises BadField, ContextOverflow, Unschedulable, or QueueFull with an estimate of when to try again.
         """
         cdef Py_ssize_t n = tokens.shape[0], i
         self.limits.check(n, max_new)
+        if not 1 <= choices <= self.config.max_choices:
+            raise BadField(f"choices must be between 1 and {self.config.max_choices}, not {choices}", field="choices")
         if not -1 <= logits_from < n:
             raise BadField(f"logits_from must be between -1 and {n - 1}, not {logits_from}", field="logits_from")
         for i in range(n):
             if tokens[i] < 0:
                 raise BadField(f"token {i} of the prompt is {tokens[i]}, ids start at 0", field="prompt")
         cdef double now = self._clock()
-        if self._sets.n_waiting >= self.config.max_waiting:
+        if not self.has_room(choices):
             oldest = self._table.queued(self._sets.waiting[0]).arrival
             raise QueueFull(
-                f"{self._sets.n_waiting} sequences wait already (limit {self.config.max_waiting})",
+                f"{self._families.n_waiting} sequences wait already (limit {self.config.max_waiting})",
                 retry_after_ms=self._rate.retry_ms(now, oldest, self._sets.n_waiting),
             )
         cdef int64_t seq = self._sets.add(tokens, max_new, logits_from, now, extras)
+        self._families.add(seq, choices, self._room.fork_blocks(n, max_new))
         self._policy.add(seq, now, priority, client)
         return seq
 
@@ -156,6 +172,7 @@ cdef class Scheduler:
         self._table.begin_plan()
         if self._is_planned:
             self._drop_plan()
+        self._is_committed = False
         self._keep_oldest_going()
         self._plan_decodes()
         self._plan_chunks()
@@ -182,7 +199,7 @@ cdef class Scheduler:
             return 0
         h = self._sets.prefilling[0]
         seq = self._table.prefilling(h)
-        if self._sets.n_decoding > 0 and self._table.decoding(self._sets.decoding[0]).order < seq.order:
+        if self._sets.n_decoding > 0 and is_older(self._table.decoding(self._sets.decoding[0]), seq):
             return 0
         self._table.catch_up(h)
         if to_compute(seq) > 0:
@@ -210,7 +227,7 @@ cdef class Scheduler:
             if to_compute(self._table.decoding(h)) == 0:  # waits to be finished
                 i += 1
             elif self._table.blocks_to_grow(h) <= self._pool.available():
-                self._table.grow(h)
+                self._table.grow(h, self.view)
                 self._row_id[self.view.n_rows] = self._table.decoding(h).id
                 self._table.push_next(h, self.view)
                 self._decode_keys += self._table.decoding(h).n_computed + 1
@@ -253,19 +270,33 @@ cdef class Scheduler:
         if self._sets.n_running() == self.config.max_num_seqs:
             return False
         if self._sets.n_preempted > 0:
-            if not self._room.admits(self._sets.preempted[0]):
+            if not self._has_room(self._sets.preempted[0]):
                 return False
             self._sets.admit_preempted(now)
             return True
         id = self._policy.next()
-        if id is None or not self._room.admits(self._sets.find_waiting(id)):
+        if id is None or not self._has_place(id) or not self._has_room(self._sets.find_waiting(id)):
             return False
         self._sets.admit_waiting(id, now)
+        self._families.admit(id)
         self._policy.remove(id)
         self._rate.left(now)
         seq = self._sets.find(id)
         self._policy.charge(id, to_compute(seq), 0)
         return True
+
+    cdef bint _has_place(self, id) except -1:
+        """Whether a waiting sequence and its forks may run beside all that were admitted."""
+        cdef int n = self._families.n_admitted
+        return n == 0 or n + self._families.size(id) <= self.config.max_num_seqs
+
+    cdef bint _has_room(self, Queued h) except -1:
+        """Whether the pool has the blocks that it needs now, and what should stay free beside them."""
+        cdef const Sequence* seq = self._table.queued(h)
+        cdef int forks = self._families.promised_blocks
+        if seq.order < 0:
+            forks += self._families.promised_to(seq.family)
+        return self._room.admits(h, forks)
 
     cdef int _chunk_tokens(self, Prefilling h, int scores) except -1:
         """How many tokens of a prompt could be computed now, given what is left of scored logits rows."""
@@ -312,7 +343,8 @@ cdef class Scheduler:
                 n_prompt += self.view.n_tok[i]
                 prompt_keys += n * self.view.first_pos[i] + n * (n + 1) // 2
         self._budget.observe(self._n_decode, self._decode_keys, n_prompt, prompt_keys, seconds)
-        self._is_planned = False
+        self._is_planned, self._is_committed = False, True
+        self.view.copies_made()
         cdef double now = self._clock()
         for i in range(self.view.n_rows):
             if i < self._n_decode:
@@ -334,87 +366,49 @@ cdef class Scheduler:
             self._table.advance_decoding(h)
             if token >= 0:
                 self._table.append(h, token)
-                self._policy.charge(self._table.decoding(h).id, 0, 1)
+                self._policy.charge(self._table.decoding(h).family, 0, 1)
         return 0
 
     cdef int _commit_chunk(self, Prefilling h, int n_tok, int token, double now) except -1:
         if self._table.holds_prefilling(h):
             self._table.advance_prefilling(h, n_tok)
             if token >= 0:
-                self._policy.charge(self._table.prefilling(h).id, 0, 1)
+                self._policy.charge(self._table.prefilling(h).family, 0, 1)
                 self._sets.start_decoding(h, token, now)
         return 0
+
+    def fork(self, seq, int token):
+        """A new sequence that has what a decoding one has computed, and `token` behind it; returns its id.
+
+        Only between commit() and plan(). Usually `seq` has just got another token; one that got none, because it is to
+        be finished, can be forked too. The new one decodes in the next step, or waits until there is room for it.
+        Raises ValueError at another time; InternalError when `seq` does not decode or its family has all its `choices`.
+        """
+        if not self._is_committed:
+            raise ValueError("a fork before the step is committed")
+        cdef int64_t family = self._sets.find(seq).family
+        self._families.fork(family)
+        try:
+            forked = self._sets.fork(seq, token, self.view, self._room.for_fork(self._sets.find(seq)))
+        except BaseException:
+            self._families.leave(family)
+            raise
+        self._policy.charge(family, 0, 1)
+        return forked
+
+    def settle(self, seq):
+        """The family of a live sequence will not be forked any more: what was kept for that is for others."""
+        self._families.settle(self._sets.find(seq).family)
 
     def finish(self, seq):
         """End a live sequence in whatever state it is: its blocks are free at once and its id is forgotten.
 
         Raises InternalError when no live sequence has that id.
         """
+        cdef int64_t family = self._sets.find(seq).family
         if self._sets.find(seq).order < 0:
             self._policy.remove(seq)
             self._rate.left(self._clock())
         self._sets.finish(seq)
-        self._policy.forget(seq)
-
-    # --- what can be seen ----------------------------------------------------------------------------------------
-
-    @property
-    def n_waiting(self):
-        """Sequences in the queue, preempted ones included."""
-        return self._sets.n_waiting + self._sets.n_preempted
-
-    @property
-    def n_running(self):
-        """Sequences that own KV blocks."""
-        return self._sets.n_running()
-
-    @property
-    def has_work(self):
-        """Whether any sequence waits or has tokens to compute. False when all that is left waits to be finished."""
-        cdef int i
-        if self.n_waiting > 0:
-            return True
-        for i in range(self._sets.n_prefilling):
-            if to_compute(self._table.prefilling(self._sets.prefilling[i])) > 0:
-                return True
-        for i in range(self._sets.n_decoding):
-            if to_compute(self._table.decoding(self._sets.decoding[i])) > 0:
-                return True
-        return False
-
-    def is_live(self, seq):
-        """Whether the sequence was added and is not finished."""
-        return self._sets.is_live(seq)
-
-    def tokens(self, seq):
-        """Prompt and generated tokens, int32 [n], a copy. InternalError when it is not live, as below."""
-        cdef const Sequence* s = self._sets.find(seq)
-        copy = np.empty(s.n_tokens, np.int32)
-        cdef int32_t[::1] to = copy
-        memcpy(&to[0], s.tokens, s.n_tokens * sizeof(int32_t))
-        return copy
-
-    def num_computed(self, seq):
-        """Tokens in the KV cache; 0 again after a preemption."""
-        return self._sets.find(seq).n_computed
-
-    def cached_tokens(self, seq):
-        """Prompt tokens that it did not have to compute, because others with the same prefix had."""
-        return cached_tokens(self._sets.find(seq))
-
-    def state(self, seq):
-        """'queued', 'prefilling' or 'decoding'."""
-        return {QUEUED: "queued", PREFILLING: "prefilling", DECODING: "decoding"}[self._sets.find(seq).state]
-
-    def times(self, seq):
-        """(arrival, first admission, first generated token) in seconds of the clock; None for what is yet to come."""
-        cdef const Sequence* s = self._sets.find(seq)
-        return (
-            s.arrival,
-            None if isnan(s.admitted) else s.admitted,
-            None if isnan(s.first_token) else s.first_token,
-        )
-
-    def check_integrity(self):
-        """Raise AssertionError unless free + cached + owned blocks = total and every holder is counted (promise 3)."""
-        self._sets.check()
+        if self._families.leave(family):
+            self._policy.forget(family)

@@ -6,7 +6,8 @@ from libc.string cimport memmove
 from miro_cy.errors import InternalError
 
 from miro_cy.native cimport MIRO_INDEX
-from miro_cy.sched.sequence cimport DECODING, PREFILLING, QUEUED
+from miro_cy.sched.forks cimport blocks_to_fork, fork_decoding, fork_queued
+from miro_cy.sched.sequence cimport DECODING, PREFILLING, QUEUED, is_older
 
 ctypedef fused Handle:
     Queued
@@ -30,6 +31,11 @@ cdef int position(const Handle* items, int n, int slot) except -1:
         if items[at].slot == slot:
             return at
     raise InternalError(f"sequence entry {slot} is in no set")
+
+
+cdef tuple place(const Sequence* seq):
+    """By which sequences are older or newer."""
+    return seq.order, seq.id
 
 
 cdef class SequenceSets:
@@ -56,10 +62,14 @@ cdef class SequenceSets:
     ) except -1:
         """A new sequence at the end of the queue; returns its id."""
         cdef Queued h = self.table.create(self._next_id, tokens, max_new, logits_from, now, extras)
-        self._slot_of[self._next_id] = h.slot
         MIRO_INDEX(self.n_waiting, self.table.n_entries)
         self.waiting[self.n_waiting] = h
         self.n_waiting += 1
+        return self._know(h.slot)
+
+    cdef int64_t _know(self, int slot) except -1:
+        """The id of a new sequence."""
+        self._slot_of[self._next_id] = slot
         self._next_id += 1
         return self._next_id - 1
 
@@ -96,26 +106,52 @@ cdef class SequenceSets:
         cdef Decoding d = self.table.start_decoding(h, token, now)
         remove[Prefilling](self.prefilling, self.n_prefilling, at)
         self.n_prefilling -= 1
-        at = self.n_decoding
-        while at > 0 and self.table.decoding(self.decoding[at - 1]).order > self.table.decoding(d).order:
+        return self._add_decoding(d)
+
+    cdef int _add_decoding(self, Decoding d) except -1:
+        cdef int at = self.n_decoding
+        while at > 0 and is_older(self.table.decoding(d), self.table.decoding(self.decoding[at - 1])):
             at -= 1
         MIRO_INDEX(self.n_decoding, self.table.n_entries)
         insert[Decoding](self.decoding, self.n_decoding, at, d)
         self.n_decoding += 1
         return 0
 
+    cdef int64_t fork(self, object id, int token, BatchView view, bint has_room) except -1:
+        """A new sequence that has what a decoding one has computed, and `token`; returns its id."""
+        cdef const Sequence* source = self.find(id)
+        cdef Decoding h, forked
+        cdef Queued queued
+        cdef int at = 0
+        if source.state != DECODING:
+            raise InternalError(f"sequence {id} does not decode: it cannot be forked")
+        h = self.decoding[position[Decoding](self.decoding, self.n_decoding, self._slot_of[id])]
+        while at < self.n_preempted and self.table.queued(self.preempted[at]).order == source.order:
+            at += 1
+        has_room = has_room and at == 0 and self.table.n_slots_free > 0
+        if has_room and blocks_to_fork(self.table, h) <= self.table.pool.available():
+            forked = fork_decoding(self.table, h, self._next_id, token, view)
+            self._add_decoding(forked)
+            return self._know(forked.slot)
+        queued = fork_queued(self.table, h, self._next_id, token)
+        MIRO_INDEX(self.n_preempted, self.table.n_entries)
+        insert[Queued](self.preempted, self.n_preempted, at, queued)
+        self.n_preempted += 1
+        return self._know(queued.slot)
+
     cdef int preempt_newest(self) except -1:
         """The newest running sequence becomes the oldest of the preempted ones."""
-        cdef int64_t prefilling = -1, decoding = -1
+        cdef const Sequence* prefilling = NULL
+        cdef const Sequence* decoding = NULL
         cdef Queued h
         if self.n_prefilling > 0:
-            prefilling = self.table.prefilling(self.prefilling[self.n_prefilling - 1]).order
+            prefilling = self.table.prefilling(self.prefilling[self.n_prefilling - 1])
         if self.n_decoding > 0:
-            decoding = self.table.decoding(self.decoding[self.n_decoding - 1]).order
-        if prefilling > decoding:
+            decoding = self.table.decoding(self.decoding[self.n_decoding - 1])
+        if prefilling != NULL and (decoding == NULL or is_older(decoding, prefilling)):
             h = self.table.preempt_prefilling(self.prefilling[self.n_prefilling - 1])
             self.n_prefilling -= 1
-        elif decoding >= 0:
+        elif decoding != NULL:
             h = self.table.preempt_decoding(self.decoding[self.n_decoding - 1])
             self.n_decoding -= 1
         else:
@@ -172,9 +208,9 @@ cdef class SequenceSets:
         ids = [self.table.queued(self.waiting[i]).id for i in range(self.n_waiting)]
         if ids != sorted(ids):
             raise AssertionError(f"out of arrival order: {ids}")
-        preempted = [self.table.queued(self.preempted[i]).order for i in range(self.n_preempted)]
-        prefilling = [self.table.prefilling(self.prefilling[i]).order for i in range(self.n_prefilling)]
-        decoding = [self.table.decoding(self.decoding[i]).order for i in range(self.n_decoding)]
+        preempted = [place(self.table.queued(self.preempted[i])) for i in range(self.n_preempted)]
+        prefilling = [place(self.table.prefilling(self.prefilling[i])) for i in range(self.n_prefilling)]
+        decoding = [place(self.table.decoding(self.decoding[i])) for i in range(self.n_decoding)]
         for orders in (preempted, prefilling, decoding):
             if orders != sorted(orders):
                 raise AssertionError(f"out of the order of admission: {orders}")

@@ -95,16 +95,19 @@ def pool_of(engine, blocks):
     return groups.size * spec.kv_bytes_per_layer(engine._parts.kv_dtype) * engine.config.block_size * blocks
 
 
-def poison(engine):
-    """Overwrite every block whose content nobody may read any more; returns how many there are."""
+def poison(engine, view):
+    """Overwrite every block whose content nobody may read any more."""
     pool, executor = engine._parts.core._pool, engine._parts.executor
-    gone = [b for b in range(pool.n_blocks) if pool.refcount(b) == 0 and pool.index is None]
-    gone += [b for b in range(pool.n_blocks) if pool.index and pool.refcount(b) == 0 and pool.index.entry(b) is None]
+    needed = {source for _, source, _ in view.copies()}
+    gone = [
+        block
+        for block in range(pool.n_blocks)
+        if pool.refcount(block) == 0 and (pool.index is None or pool.index.entry(block) is None) and block not in needed
+    ]
     for layer in executor.kv_layers:
         for array in (layer.k, layer.v, layer.k_scale, layer.v_scale):
             if array is not None:
                 array[gone] = 77 if array.dtype == np.int8 else np.nan
-    return len(gone)
 
 
 @pytest.mark.parametrize("windows", WINDOWS, indirect=True)
@@ -121,7 +124,7 @@ def test_promise_batch_invariance_with_windows(path, load, alone, steer, windows
     """Together, with prefix hits, and what was given back overwritten before every step."""
     prompts, params, expected = alone(windows, kv_dtype)
     engine = load(path, **{**BASE, **kv(kv_dtype), "kv_memory": "8MiB", **settings})
-    steer(engine).before = lambda view: poison(engine)
+    steer(engine).before = lambda view: poison(engine, view)
     for _ in range(2):
         assert_same(engine.generate(prompts, params), expected)
         engine.check_integrity()
@@ -139,7 +142,7 @@ def test_promise_batch_invariance_with_windows_under_preemption(
     blocks = blocks // 3 if windows == "mistral" else blocks
     engine = load(path, **BASE, kv_memory=pool_of(probe, blocks), prefix_cache=prefix_cache)
     assert engine.stats()["total_blocks"] == blocks
-    steer(engine).before = lambda view: poison(engine)
+    steer(engine).before = lambda view: poison(engine, view)
     for _ in range(2):
         assert_same(engine.generate(prompts, params), expected)
         engine.check_integrity()
@@ -156,6 +159,29 @@ def test_promise_batch_invariance_with_windows_scored(path, load, alone, windows
         assert [item.logprob for item in result.logprobs] == [
             row[t] for row, t in zip(rows, result.tokens, strict=True)
         ]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"blocks": 26, "max_step_tokens": 19}, {"blocks": 40, "admission": "reserve"}, {"prefix_cache": False}],
+    ids=str,
+)
+@pytest.mark.parametrize("windows", WINDOWS, indirect=True)
+def test_promise_batch_invariance_with_windows_of_choices(path, load, alone, steer, windows, settings):
+    """Forks share what their windows see; each choice is what it is in a large pool, alone."""
+    prompts, params, _ = alone(windows, "fp32")
+    params = [replace(p, n=3, temperature=0.9) for p in params]
+    roomy = load(path, **BASE, kv_memory="8MiB", prefix_cache=False)
+    expected = [roomy.generate(*pair).choices for pair in zip(prompts, params, strict=True)]
+    assert any(len({tuple(choice.tokens) for choice in choices}) == 3 for choices in expected)
+    settings = dict(settings)
+    kv_memory = pool_of(roomy, settings.pop("blocks")) if "blocks" in settings else "8MiB"
+    engine = load(path, **{**BASE, **settings}, kv_memory=kv_memory)
+    steer(engine).before = lambda view: poison(engine, view)
+    for got, want in zip(engine.generate(prompts, params), expected, strict=True):
+        assert_same(got.choices, want)
+    engine.check_integrity()
+    assert engine.stats()["preemptions"] == 0 or settings.get("admission") != "reserve"
 
 
 def test_a_long_answer_holds_no_more_than_its_window(path, load, steer):
