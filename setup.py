@@ -98,6 +98,7 @@ PLAIN = [
     "miro_cy.sched.sets",
     "miro_cy.sched.room",
     "miro_cy.sched.visible",
+    "miro_cy.sched.relatives",
     "miro_cy.sched.scheduler",
 ]
 OPENMP = [

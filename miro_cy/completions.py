@@ -21,8 +21,10 @@ class Gathered:
         result.tokens.extend(event.tokens)
         if event.logprobs and result.logprobs is not None:
             result.logprobs.extend(event.logprobs)
+        if event.prompt_logprobs is not None:
+            result.prompt_logprobs = event.prompt_logprobs
         if event.finish_reason is not None:
-            result.finish_reason, result.stop = event.finish_reason, event.stop
+            result.finish_reason, result.stop, result.score = event.finish_reason, event.stop, event.score
             result.usage, result.timing = event.usage or result.usage, event.timing or result.timing
 
     def completion(self) -> Completion:

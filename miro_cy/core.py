@@ -13,14 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from miro_cy.batch import BatchView
+from miro_cy.beams import Beamed
 from miro_cy.cache.block_pool import BlockPool
 from miro_cy.deadlines import Deadlines
 from miro_cy.errors import InternalError, MiroError
-from miro_cy.live import Choice, Live, Outcome, Rows, Sampled, Scored, Told
+from miro_cy.live import Choice, Live, Outcome, PromptOnly, Rows, Sampled, Scored, Told
 from miro_cy.prepare import prompt_tokens
 from miro_cy.requests import Event, FinishReason, Request, Timing, Usage
 from miro_cy.sampling.params import SamplingParams
 from miro_cy.sched.scheduler import Scheduler
+from miro_cy.scoring import PromptScores
 from miro_cy.text import Tokenizer
 
 F32 = NDArray[np.float32]
@@ -56,6 +58,7 @@ class EngineCore:
         self._pending: list[Event] = []
         self._next_id = 1
         self._steps = 0
+        self._given_up = 0  # sequences, for others of their requests
         self._last_step = clock()
         self._counts = {"prompt_tokens": 0, "cached_tokens": 0, "generated_tokens": 0, "finished": 0}
 
@@ -65,18 +68,27 @@ class EngineCore:
         """Queue a prepared request (token ids, seed fixed). Raises what Scheduler.add raises."""
         tokens, params = prompt_tokens(request), request.params
         request_id = self._next_id
-        if max_new == 0:
+        scores = None if params.prompt_logprobs is None else PromptScores(tokens, params.prompt_logprobs)
+        if max_new == 0 and scores is None:
             self._scheduler.check(len(tokens), 0)
-            for choice in range(params.n):
+            for choice in range(params.n_choices):
                 usage = Usage(prompt_tokens=len(tokens))
                 self._pending.append(Event(request_id, choice, finish_reason="length", usage=usage, timing=Timing()))
             self._next_id += 1
             return request_id
-        live = Sampled(request_id, len(tokens), params, max_new, self._tokenizer)
+        live: Live
+        if max_new == 0:
+            live = PromptOnly(request_id, len(tokens), params.n_choices)
+        elif params.beam_width > 1:
+            live = Beamed(request_id, tokens, params, max_new, self._tokenizer, self._scheduler)
+        else:
+            live = Sampled(request_id, len(tokens), params, max_new, self._tokenizer)
+        live.scores = scores
         seq = self._scheduler.add(
             tokens,
             max_new,
-            choices=params.n,
+            choices=params.n_sequences if max_new > 0 else 1,
+            logits_from=-1 if scores is None else 0,
             extras=_extras(params),
             priority=request.priority,
             client=request.client,
@@ -91,7 +103,7 @@ class EngineCore:
 
     def _begin(self, live: Live, seq: int) -> int:
         self._next_id += 1
-        live.carried[seq] = [*live.choices]
+        live.begin(seq)
         self._owner[seq] = self._requests[live.request_id] = live
         return live.request_id
 
@@ -136,12 +148,15 @@ class EngineCore:
         ended: list[int] = []  # told so already, still held by the scheduler
         try:
             view = self._scheduler.plan()
+            while view is None and self._make_room():
+                view = self._scheduler.plan()
             if view is not None:
                 began = self._clock()
                 logits = self._executor.forward(view)
                 out = self._read(view, logits, events, ended)
                 sampled = np.array([out.tokens.get(seq, -1) for seq in self._scheduler.planned()], np.int32)
                 self._scheduler.commit(sampled, max(0.0, self._clock() - began))
+                self._go_on(out, events, ended)
                 while ended:
                     self._scheduler.finish(ended.pop())
                 self._fork(out)
@@ -167,7 +182,7 @@ class EngineCore:
                 at += n_log
         out = Outcome()
         for request_id, taken in rows.items():
-            told = self._requests[request_id].take(taken, logits, out)
+            told = self._requests[request_id].read(taken, logits, out)
             self._tell(told, events, ended)
         return out
 
@@ -193,6 +208,28 @@ class EngineCore:
         for seq in out.settled:
             self._scheduler.settle(seq)
 
+    def _go_on(self, out: Outcome, events: list[Event], ended: list[int]) -> None:
+        """Let requests change their sequences by themselves, and tell what comes of it."""
+        for live in out.ready:
+            before = [*live.carried, *live.others]
+            try:
+                told = live.go_on()
+            finally:
+                for seq in before:
+                    del self._owner[seq]
+                self._owner |= dict.fromkeys([*live.carried, *live.others], live)
+            self._tell(told, events, ended)
+
+    def _make_room(self) -> bool:
+        """When nothing can be computed: end a sequence that only holds blocks, of the latest request that has one."""
+        for live in reversed(self._requests.values()):
+            seq = live.give_up()
+            if seq is not None:
+                del self._owner[seq]
+                self._given_up += 1
+                return True
+        return False
+
     # --- the end of a request ------------------------------------------------------------------------------------
 
     def _close(self, live: Live, seq: int, choice: Choice, event: Event) -> bool:
@@ -203,6 +240,9 @@ class EngineCore:
         if was_last:
             del self._owner[seq]
         if not live.carried:
+            for other in live.others:
+                del self._owner[other]
+                self._scheduler.finish(other)
             del self._requests[live.request_id]
             self._deadlines.forget(live.request_id)
             self._counts["finished"] += 1
@@ -244,7 +284,7 @@ class EngineCore:
             "cached_blocks": self._pool.n_cached,
             "total_blocks": self._pool.n_blocks,
             "evictions": self._pool.evictions,
-            "preemptions": self._scheduler.preemptions,
+            "preemptions": self._scheduler.preemptions + self._given_up,
             "steps": self._steps,
             "last_step_age_ms": 1000.0 * (self._clock() - self._last_step),
             **self._counts,

@@ -24,13 +24,14 @@ T = TypeVar("T")
 class Ticket:
     """One submitted request. submit: adds it to the core and returns its id; events: where its events go, by index.
 
-    choices: how many of them have not ended; each has a last event.
+    choices: how many of its texts have not ended; each has a last event. sequences: what it counts for in the queue.
     """
 
     submit: Callable[[EngineCore], int]
     events: SimpleQueue[tuple[int, Event | Exception]]
     index: int = 0
     choices: int = 1
+    sequences: int = 1
     request_id: int | None = field(default=None, init=False)
     cancelled: bool = field(default=False, init=False)
 
@@ -134,7 +135,7 @@ class Driver:
 
     def _admit(self, backlog: deque[Ticket]) -> None:
         """Add tickets while the scheduler's queue has room; the rest stay here, in order."""
-        while backlog and (backlog[0].cancelled or self._core.has_room(backlog[0].choices)):
+        while backlog and (backlog[0].cancelled or self._core.has_room(backlog[0].sequences)):
             ticket = backlog.popleft()
             if ticket.cancelled:
                 continue

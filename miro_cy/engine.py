@@ -272,7 +272,12 @@ class Engine:
         preparer = self._preparer  # not self: a ticket must not keep the engine alive, least of all on its own thread
 
         def submit(request: Request) -> Ticket:
-            return Ticket(lambda core: core.add(request, preparer.max_new(request)), events, choices=request.params.n)
+            return Ticket(
+                lambda core: core.add(request, preparer.max_new(request)),
+                events,
+                choices=request.params.n_choices,
+                sequences=request.params.n_sequences,
+            )
 
         tickets = [submit(request) for request in requests]
         for index, ticket in enumerate(tickets):
@@ -281,7 +286,7 @@ class Engine:
 
     def _complete(self, requests: list[Request]) -> list[Completion]:
         events: SimpleQueue[tuple[int, Event | Exception]] = SimpleQueue()
-        results = [[Gathered(r.params.logprobs is not None) for _ in range(r.params.n)] for r in requests]
+        results = [[Gathered(r.params.logprobs is not None) for _ in range(r.params.n_choices)] for r in requests]
         self._wait(self._tickets(requests, events), events, results)
         return [together([choice.completion() for choice in choices]) for choices in results]
 
@@ -313,7 +318,7 @@ class Engine:
     def _stream(self, request: Request) -> Iterator[Event]:
         events: SimpleQueue[tuple[int, Event | Exception]] = SimpleQueue()
         tickets = self._tickets([request], events)
-        left = request.params.n
+        left = request.params.n_choices
         try:  # around the submission: an interrupt just after it must not leave the request running
             self._driver.submit(tickets)
             while left:

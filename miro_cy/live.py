@@ -19,6 +19,7 @@ from miro_cy.errors import NonFinite
 from miro_cy.requests import Event, FinishReason, TokenLogprob, Usage
 from miro_cy.sampling.params import SamplingParams
 from miro_cy.sampling.sampler import TokenSampler
+from miro_cy.scoring import PromptScores
 from miro_cy.text import TextStream, Tokenizer
 
 F32 = NDArray[np.float32]
@@ -54,29 +55,72 @@ class Outcome:
     """What becomes of sequences after a step.
 
     tokens: what each goes on with. forks: (sequence, token, choice), a choice that leaves the sequence and goes on with
-    the token in a fork of it. settled: sequences whose families are forked no more.
+    the token in a fork of it. settled: sequences whose families are forked no more. ready: requests that want to
+    `go_on` when the step is committed.
     """
 
     tokens: dict[int, int] = field(default_factory=dict)
     forks: list[tuple[int, int, Choice]] = field(default_factory=list)
     settled: list[int] = field(default_factory=list)
+    ready: list[Live] = field(default_factory=list)
 
 
 class Live(ABC):
-    """A request some of whose choices have not ended. carried: the choices of each sequence, by its id."""
+    """A request some of whose choices have not ended.
+
+    carried: the choices of each sequence, by its id. others: sequences that carry none, and end with the request.
+    scores: gathers those of the prompt, if they are wanted, until they are complete.
+    """
 
     def __init__(self, request_id: int, choices: list[Choice]) -> None:
         self.request_id = request_id
         self.choices = choices
         self.carried: dict[int, list[Choice]] = {}
+        self.others: list[int] = []
+        self.scores: PromptScores | None = None
+        self._prompt_logprobs: list[TokenLogprob | None] | None = None  # complete, and not told yet
+
+    def begin(self, seq: int) -> None:
+        """Its first sequence, which carries all."""
+        self.carried[seq] = [*self.choices]
+
+    def read(self, rows: list[Rows], logits: F32, out: Outcome) -> list[Told]:
+        """Turn all logits that a step gave its sequences into events, and add to the step's outcome."""
+        if self.scores is not None:
+            ((seq, first, last, _),) = rows  # the prompt is in one sequence yet
+            failed = self.scores.take(logits[first:last])
+            if failed is not None:
+                return [Told(seq, choice, self.not_finite(choice, failed)) for choice in self.carried[seq]]
+            if not self.scores.done:
+                return []
+            self._prompt_logprobs = self.scores.entries
+            self.scores = None
+        return self.take(rows, logits, out)
 
     @abstractmethod
     def take(self, rows: list[Rows], logits: F32, out: Outcome) -> list[Told]:
-        """Turn all logits that a step gave its sequences into events, and add to the step's outcome."""
+        """As `read`, of the last of each sequence's rows."""
+
+    def go_on(self) -> list[Told]:
+        """Between the commit of a step after which it was `ready` and the next plan: change its sequences by itself."""
+        raise NotImplementedError
+
+    def give_up(self) -> int | None:
+        """End a sequence that only waits for others of the request, so that they can be computed; its id, if any."""
+        return None
 
     def event(self, choice: Choice, reason: FinishReason | None = None) -> Event:
         """An event of a choice, its last one if there is a reason."""
-        return Event(self.request_id, choice.index, finish_reason=reason)
+        event = Event(self.request_id, choice.index, finish_reason=reason)
+        if choice.index == 0:
+            event.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
+        return event
+
+    def not_finite(self, choice: Choice, position: int) -> Event:
+        """The last event of a choice when the model gave no probabilities of the token at `position`."""
+        event = self.event(choice, "error")
+        event.error = NonFinite(f"the model gave no finite logits at position {position}")
+        return event
 
     def drop(self, seq: int, choice: Choice) -> bool:
         """A choice leaves a sequence; whether that carries no other."""
@@ -100,6 +144,16 @@ class Scored(Live):
         end = position - self._first
         self._out[end - (last - first) : end] = logits[first:last]
         return [Told(seq, self.choices[0], self.event(self.choices[0], "length"))] if end == len(self._out) else []
+
+
+class PromptOnly(Live):
+    """Wants its prompt scored and no text: when that is done, all its choices end."""
+
+    def __init__(self, request_id: int, n_prompt: int, n_choices: int) -> None:
+        super().__init__(request_id, [Choice(i, Usage(prompt_tokens=n_prompt)) for i in range(n_choices)])
+
+    def take(self, rows: list[Rows], logits: F32, out: Outcome) -> list[Told]:
+        return [Told(rows[0].seq, choice, self.event(choice, "length")) for choice in self.choices]
 
 
 @dataclass(slots=True)
@@ -147,9 +201,7 @@ class Sampled(Live):
         """The event of the token for `position`, picked from a logits row, and the token; the last one if it ends."""
         token = text.sampler.pick(logits, row, position)
         if token < 0:
-            event = self.event(text, "error")
-            event.error = NonFinite(f"the model gave no finite logits at position {position}")
-            return event, token
+            return self.not_finite(text, position), token
         text.usage.completion_tokens += 1
         event = self.event(text)
         event.tokens = (token,)

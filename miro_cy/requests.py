@@ -61,7 +61,8 @@ class Event:
 
     text: characters that are now safe to send, possibly none; tokens: ids generated in this step.
     The last event of a choice has finish_reason set, with usage and timing; `stop` is the string or id that
-    ended it (None for EOS); `error` is set exactly when finish_reason is "error".
+    ended it (None for EOS); `error` is set exactly when finish_reason is "error". Of a beam search each choice has one
+    event alone, with its score. prompt_logprobs come once, with the first event of choice 0 after the prompt.
     """
 
     request_id: int
@@ -74,12 +75,16 @@ class Event:
     usage: Usage | None = None
     timing: Timing | None = None
     error: MiroError | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    score: float | None = None
 
 
 @dataclass(slots=True)
 class Completion:
     """A finished request. `tokens` includes the EOS or stop token that ended it; `text` does not.
 
+    prompt_logprobs: one a token of the prompt, None for the first, which nothing comes before; None altogether if they
+    were not asked for, or the request ended before they were complete. Of the choices, the first has them.
     choices: all of its texts, each with what this has (but no choices of its own); this is the first of them.
     score: by which they are in order, best first; None where they are not.
     """
@@ -91,6 +96,7 @@ class Completion:
     logprobs: list[TokenLogprob] | None = None
     stop: str | int | None = None
     timing: Timing = field(default_factory=Timing)
+    prompt_logprobs: list[TokenLogprob | None] | None = None
     choices: list[Completion] = field(default_factory=list)
     score: float | None = None
 

@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 
 from miro_cy.sampling.params import (
+    MAX_BEAM_WIDTH,
     MAX_CHOICES,
     MAX_INT32,
+    MAX_LENGTH_PENALTY,
     MAX_LOGPROBS,
     MAX_SALT_BYTES,
     MAX_STOP_BYTES,
@@ -38,7 +40,13 @@ BAD: dict[str, list[Any]] = {
     ],
     "ignore_eos": [0, 1, NAN, "true", None, [], HUGE],
     "logprobs": [-1, MAX_LOGPROBS + 1, HUGE, 1.0, NAN, "1", True, [1]],
+    "prompt_logprobs": [-1, MAX_LOGPROBS + 1, 2**70, -(2**70), HUGE, 1.0, NAN, "1", b"1", True, False, [1], {}, int],
     "cache_salt": [
         "", "x" * (MAX_SALT_BYTES + 1), "é" * (MAX_SALT_BYTES // 2 + 1), "\ud800", 1, b"x", True, ["x"], NAN, HUGE,
     ],
+    "beam_width": [0, -1, MAX_BEAM_WIDTH + 1, HUGE, 2.0, NAN, "2", True, None, [2], int],
+    "length_penalty": [
+        MAX_LENGTH_PENALTY + 0.001, -MAX_LENGTH_PENALTY - 0.001, HUGE, NAN, INF, -INF, "1", b"1", True, None, [1.0], {},
+    ],
+    "early_stopping": [0, 1, NAN, None, "true", "Never", "", b"never", [], ["never"], np.array(["never"]), HUGE],
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -119,6 +120,11 @@ def test_worker_and_client_example(environment: dict[str, str], worker: subproce
     streamed = run([sys.executable, "-c", block("As a service", "python")], environment)
     assert "sky" in streamed
     assert len(run([sys.executable, "-c", block("As a service", "python", 1)], environment)) > 32
+    drawn, found = run([sys.executable, "-c", block("As a service", "python", 2)], environment).splitlines()
+    assert len(set(ast.literal_eval(drawn))) == 3
+    scores = [score for score, _ in ast.literal_eval(found)]
+    assert len(scores) == 4
+    assert scores == sorted(scores, reverse=True)
     question = ["Why is the sky blue?", "--max-tokens", "32"]
     connected = run(["miro", "run", "--connect", "default", *question], environment)
     alone = run(["miro", "run", *question], environment)

@@ -38,9 +38,10 @@ class Client(ClientBase):
 
         Exactly one of prompt, tokens and messages ([{"role", "content"}, ...], for the model's chat template, as
         `Engine` takes them: with tool_calls, say) is given.
-        sampling: the fields of `miro_cy.SamplingParams` (max_tokens, temperature, top_k, top_p, seed, stop, ...), and
-        priority (-100 to 100), queue_ms and deadline_ms: the answer ends with finish_reason "deadline" unless it has
-        begun, or ended, within so many milliseconds.
+        sampling: the fields of `miro_cy.SamplingParams` (max_tokens, temperature, top_k, top_p, seed, stop, n, ...),
+        and priority (-100 to 100), queue_ms and deadline_ms: the answer ends with finish_reason "deadline" unless it
+        has begun, or ended, within so many milliseconds. With n above 1 each chunk names its choice, and
+        `result.choices` holds all answers.
         timeout: overrides the client's. Closing or dropping the iterator cancels the request.
 
         Raises BadField or TooLarge here; iterating raises the worker's refusal as one of `miro_client.errors`,

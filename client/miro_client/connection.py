@@ -208,7 +208,7 @@ class Connection:
             if call is self._probe:
                 self._probed(reply)
                 continue
-            if not isinstance(reply, wire.Accepted | wire.Chunk):
+            if not (isinstance(reply, wire.Accepted | wire.Chunk) or (isinstance(reply, wire.End) and reply.more)):
                 self._forget(call)
             if not call.cancelled:
                 self._deliver(call, reply, sum(map(len, frames)))

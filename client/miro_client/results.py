@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class TokenLogprob(NamedTuple):
-    """Natural-log probability of a generated token, and of the most likely tokens at its position, best first."""
+    """Natural-log probability of a token, and of the most likely tokens at its position, best first."""
 
     logprob: float
     top: list[tuple[int, float]]
@@ -33,7 +33,7 @@ class Timing:
 
 @dataclass(slots=True)
 class Chunk:
-    """One piece of a stream: whole characters, and the ids generated since the last piece."""
+    """One piece of a stream: whole characters, and the ids generated since the last piece of the same choice."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -46,6 +46,10 @@ class Result:
     """A finished request. `tokens` includes the EOS or stop token that ended it; `text` does not.
 
     prompt_tokens, seed and fingerprint are what a later request needs to repeat this one.
+    prompt_logprobs: if asked for and complete, one a prompt token, None for the first, which nothing comes before; of
+    the choices, the first has them.
+    choices: all answers, each with what this has (but no choices of its own); this is the first of them.
+    score: by which they are in order, best first; None where they are not.
     """
 
     text: str = ""
@@ -58,3 +62,6 @@ class Result:
     prompt_tokens: list[int] = field(default_factory=list)
     seed: int | None = None
     fingerprint: str = ""
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    choices: list[Result] = field(default_factory=list)
+    score: float | None = None

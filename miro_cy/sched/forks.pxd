@@ -13,7 +13,7 @@ its place in the order all the same, behind its family, and computes its tokens 
 index lends it what it still has.
 """
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int32_t, int64_t
 
 from miro_cy.batch cimport BatchView
 from miro_cy.sched.request cimport Decoding, Queued, SequenceTable
@@ -21,3 +21,4 @@ from miro_cy.sched.request cimport Decoding, Queued, SequenceTable
 cpdef int blocks_to_fork(SequenceTable table, Decoding h) except -1
 cpdef Decoding fork_decoding(SequenceTable table, Decoding h, int64_t sequence_id, int token, BatchView view) except *
 cpdef Queued fork_queued(SequenceTable table, Decoding h, int64_t sequence_id, int token) except *
+cpdef Queued join_queued(SequenceTable table, int slot, int64_t sequence_id, const int32_t[::1] tokens) except *

@@ -3,7 +3,7 @@
 from miro_cy.errors import InternalError
 
 from miro_cy.native cimport SEQUENCES, tally
-from miro_cy.sched.sequence cimport DECODING, NOTHING, QUEUED, Sequence, branch, cached_tokens, stored_limit
+from miro_cy.sched.sequence cimport DECODING, NOTHING, QUEUED, Sequence, adopt, branch, cached_tokens, stored_limit
 
 
 cpdef int blocks_to_fork(SequenceTable table, Decoding h) except -1:
@@ -49,6 +49,21 @@ cpdef Queued fork_queued(SequenceTable table, Decoding h, int64_t sequence_id, i
     seq.n_cached = cached_tokens(source)
     seq.n_computed = seq.n_borrowed = 0
     return Queued(slot, table._move(slot, seq.generation, NOTHING, QUEUED))
+
+
+cpdef Queued join_queued(SequenceTable table, int slot, int64_t sequence_id, const int32_t[::1] tokens) except *:
+    """Nothing -> Queued, beside the live sequence of an entry: the same prompt and tokens of its own, none computed.
+
+    Raises InternalError when they are not longer than the prompt, or too many.
+    """
+    cdef const Sequence* source = table.entry(slot)
+    cdef int entry = table._unused_entry(), n = <int> tokens.shape[0]
+    if not source.n_prompt < n <= source.capacity:
+        raise InternalError(f"no sequence of {n} tokens can join sequence {source.id}")
+    adopt(&table._entry[entry], sequence_id, source, &tokens[0], n, table.pool.block_size)
+    table.n_entries_free -= 1
+    tally(SEQUENCES, 1)
+    return Queued(entry, table._move(entry, table._entry[entry].generation, NOTHING, QUEUED))
 
 
 cdef int new_entry(SequenceTable table, const Sequence* source, int64_t sequence_id, int token) except -1:

@@ -39,16 +39,16 @@ from miro_cy.batch cimport BatchView
 from miro_cy.cache.block_pool cimport BlockPool
 from miro_cy.cache.block_table cimport BlockTables
 from miro_cy.native cimport MIRO_INDEX
+from miro_cy.sched.relatives cimport RelatedSequences
 from miro_cy.sched.request cimport Decoding, Prefilling, Queued, SequenceTable
 from miro_cy.sched.room cimport KVRoom
 from miro_cy.sched.sequence cimport Sequence, is_older, to_compute
 from miro_cy.sched.sets cimport SequenceSets
-from miro_cy.sched.visible cimport VisibleSequences
 
 __all__ = ["Scheduler", "SchedulerConfig"]
 
 
-cdef class Scheduler(VisibleSequences):
+cdef class Scheduler(RelatedSequences):
     """Decides, a step at a time, which tokens of which sequences are computed.
 
     pool, tables: the KV bookkeeping; nobody else takes blocks from it. max_context: most tokens of a sequence.
@@ -57,21 +57,15 @@ cdef class Scheduler(VisibleSequences):
     Raises ConfigError when the parts do not fit each other.
     """
 
-    cdef readonly BatchView view        # the view plan() fills, its sizes are the largest a step can have
     cdef readonly object limits
     cdef readonly object config
     cdef readonly int max_logits        # most logits rows of a step
     cdef readonly int preemptions       # since the start
     cdef BlockPool _pool
-    cdef KVRoom _room
-    cdef object _clock
     cdef object _budget
-    cdef object _policy
     cdef object _rate                   # of the waiting queue
-    cdef object _families
     # The last plan: its rows are _n_decode Decoding handles, then Prefilling ones.
     cdef bint _is_planned               # between plan() and commit()
-    cdef bint _is_committed             # between commit() and plan()
     cdef int _n_decode
     cdef int64_t _decode_keys           # keys that those rows attend to
     cdef Decoding* _decode_row          # [max_num_seqs]
@@ -193,20 +187,30 @@ cdef class Scheduler(VisibleSequences):
 
     cdef int _keep_oldest_going(self) except -1:
         """A prompt that is older than all that decode takes the blocks for its next token before anybody else does."""
+        cdef const Sequence* seq = NULL
+        cdef const Sequence* other
         cdef Prefilling h
-        cdef const Sequence* seq
-        if self._sets.n_prefilling == 0:
+        cdef int i
+        for i in range(self._sets.n_prefilling):
+            h = self._sets.prefilling[i]
+            seq = self._table.prefilling(h)
+            if to_compute(seq) > 0:
+                break
+        else:
             return 0
-        h = self._sets.prefilling[0]
-        seq = self._table.prefilling(h)
-        if self._sets.n_decoding > 0 and is_older(self._table.decoding(self._sets.decoding[0]), seq):
-            return 0
+        for i in range(self._sets.n_decoding):
+            other = self._table.decoding(self._sets.decoding[i])
+            if is_older(other, seq) and to_compute(other) > 0:
+                return 0
         self._table.catch_up(h)
-        if to_compute(seq) > 0:
-            while self._table.blocks_to_chunk(h, 1) > self._pool.available():
+        while self._table.blocks_to_chunk(h, 1) > self._pool.available():
+            if self._sets.n_running() > 1 and not self._sets.is_newest(seq):
                 self._preempt_newest()
-            self._table.reach(h, 1)
-        return 0
+            elif self._sets.n_running() > 1:    # older ones hold the blocks, and wait for something else
+                return 0
+            else:
+                raise InternalError("the whole KV pool cannot hold the only running sequence")
+        return self._table.reach(h, 1)
 
     cdef int _preempt_newest(self) except -1:
         """The newest running sequence gives way. InternalError when it is the only one."""
@@ -326,7 +330,8 @@ cdef class Scheduler(VisibleSequences):
         """Take in the last plan's step.
 
         sampled: int32 [rows], the token drawn from the last logits row of row i, or -1 for none: the chunk ends
-        before its sequence does, or the sequence is to be finished instead. seconds: how long the step took.
+        before its sequence does, or the sequence is to be finished instead, or to be resumed when its family is as
+        far. seconds: how long the step took.
         Rows whose sequence was finished since the plan are skipped. Raises ValueError and changes nothing when there
         is no plan to commit or `sampled` does not fit it.
         """
@@ -376,29 +381,6 @@ cdef class Scheduler(VisibleSequences):
                 self._policy.charge(self._table.prefilling(h).family, 0, 1)
                 self._sets.start_decoding(h, token, now)
         return 0
-
-    def fork(self, seq, int token):
-        """A new sequence that has what a decoding one has computed, and `token` behind it; returns its id.
-
-        Only between commit() and plan(). Usually `seq` has just got another token; one that got none, because it is to
-        be finished, can be forked too. The new one decodes in the next step, or waits until there is room for it.
-        Raises ValueError at another time; InternalError when `seq` does not decode or its family has all its `choices`.
-        """
-        if not self._is_committed:
-            raise ValueError("a fork before the step is committed")
-        cdef int64_t family = self._sets.find(seq).family
-        self._families.fork(family)
-        try:
-            forked = self._sets.fork(seq, token, self.view, self._room.for_fork(self._sets.find(seq)))
-        except BaseException:
-            self._families.leave(family)
-            raise
-        self._policy.charge(family, 0, 1)
-        return forked
-
-    def settle(self, seq):
-        """The family of a live sequence will not be forked any more: what was kept for that is for others."""
-        self._families.settle(self._sets.find(seq).family)
 
     def finish(self, seq):
         """End a live sequence in whatever state it is: its blocks are free at once and its id is forgotten.

@@ -48,6 +48,8 @@ cdef struct Sequence:
 cdef int start(
     Sequence* seq, int64_t id, const int32_t* tokens, int n_tokens, int capacity, int block_size) except -1
 cdef int branch(Sequence* seq, int64_t id, const Sequence* source, int token, int block_size) except -1
+cdef int adopt(
+    Sequence* seq, int64_t id, const Sequence* source, const int32_t* tokens, int n_tokens, int block_size) except -1
 cdef void forget_tokens(Sequence* seq) noexcept
 
 

@@ -8,7 +8,7 @@
 
 "Older" is the order of first admission, which is service order from then on: every running sequence is older than every
 preempted one, and stays so. A fork comes right behind its family. It runs at once, or it joins the preempted ones: when
-there is no room, or one of its family waits already.
+there is no room, or one of its family waits already. Who joins a family with tokens of its own waits with them.
 """
 
 from cython cimport final
@@ -41,11 +41,16 @@ cdef class SequenceSets:
     cdef int admit_preempted(self, double now) except -1
     cdef int start_decoding(self, Prefilling h, int token, double now) except -1
     cdef int64_t fork(self, object id, int token, BatchView view, bint has_room) except -1
+    cdef int64_t join(self, object id, const int32_t[::1] tokens) except -1
+    cdef int resume(self, object id, int token, double now) except -1
     cdef int preempt_newest(self) except -1
+    cdef bint is_newest(self, const Sequence* seq) except -1
     cdef int finish(self, object id) except -1
     cdef int n_running(self) noexcept
     cdef bint is_live(self, object id) except -1
     cdef const Sequence* find(self, object id) except NULL
     cdef int64_t _know(self, int slot) except -1
+    cdef int _behind_family(self, const Sequence* seq) except -1
+    cdef int64_t _add_preempted(self, Queued h, int at) except -1
     cdef int _add_decoding(self, Decoding d) except -1
     cdef int _admit(self, Queued h, double now) except -1

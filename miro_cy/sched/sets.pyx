@@ -6,7 +6,7 @@ from libc.string cimport memmove
 from miro_cy.errors import InternalError
 
 from miro_cy.native cimport MIRO_INDEX
-from miro_cy.sched.forks cimport blocks_to_fork, fork_decoding, fork_queued
+from miro_cy.sched.forks cimport blocks_to_fork, fork_decoding, fork_queued, join_queued
 from miro_cy.sched.sequence cimport DECODING, PREFILLING, QUEUED, is_older
 
 ctypedef fused Handle:
@@ -121,23 +121,58 @@ cdef class SequenceSets:
         """A new sequence that has what a decoding one has computed, and `token`; returns its id."""
         cdef const Sequence* source = self.find(id)
         cdef Decoding h, forked
-        cdef Queued queued
-        cdef int at = 0
+        cdef int at = self._behind_family(source)
         if source.state != DECODING:
             raise InternalError(f"sequence {id} does not decode: it cannot be forked")
         h = self.decoding[position[Decoding](self.decoding, self.n_decoding, self._slot_of[id])]
-        while at < self.n_preempted and self.table.queued(self.preempted[at]).order == source.order:
-            at += 1
         has_room = has_room and at == 0 and self.table.n_slots_free > 0
         if has_room and blocks_to_fork(self.table, h) <= self.table.pool.available():
             forked = fork_decoding(self.table, h, self._next_id, token, view)
             self._add_decoding(forked)
             return self._know(forked.slot)
-        queued = fork_queued(self.table, h, self._next_id, token)
+        return self._add_preempted(fork_queued(self.table, h, self._next_id, token), at)
+
+    cdef int64_t join(self, object id, const int32_t[::1] tokens) except -1:
+        """A new sequence of the same family with tokens of its own; returns its id."""
+        cdef const Sequence* source = self.find(id)
+        if source.order < 0:
+            raise InternalError(f"sequence {id} was never admitted: none can join it")
+        return self._add_preempted(
+            join_queued(self.table, self._slot_of[id], self._next_id, tokens), self._behind_family(source))
+
+    cdef int _behind_family(self, const Sequence* seq) except -1:
+        """Where among the preempted ones a new sequence of its family belongs; 0: none of them waits."""
+        cdef int at = 0
+        while at < self.n_preempted and self.table.queued(self.preempted[at]).order == seq.order:
+            at += 1
+        return at
+
+    cdef int64_t _add_preempted(self, Queued h, int at) except -1:
         MIRO_INDEX(self.n_preempted, self.table.n_entries)
-        insert[Queued](self.preempted, self.n_preempted, at, queued)
+        insert[Queued](self.preempted, self.n_preempted, at, h)
         self.n_preempted += 1
-        return self._know(queued.slot)
+        return self._know(h.slot)
+
+    cdef int resume(self, object id, int token, double now) except -1:
+        """The next token of a running sequence that has computed all it has."""
+        cdef const Sequence* seq = self.find(id)
+        cdef int slot = self._slot_of[id], at
+        if seq.state == PREFILLING:
+            at = position[Prefilling](self.prefilling, self.n_prefilling, slot)
+            self.start_decoding(self.prefilling[at], token, now)
+        elif seq.state == DECODING:
+            at = position[Decoding](self.decoding, self.n_decoding, slot)
+            self.table.append(self.decoding[at], token)
+        else:
+            raise InternalError(f"sequence {id} waits for its blocks: it has no use for a token")
+        return 0
+
+    cdef bint is_newest(self, const Sequence* seq) except -1:
+        """Whether no running sequence is newer than this one."""
+        if self.n_prefilling > 0 and is_older(seq, self.table.prefilling(self.prefilling[self.n_prefilling - 1])):
+            return False
+        return not (
+            self.n_decoding > 0 and is_older(seq, self.table.decoding(self.decoding[self.n_decoding - 1])))
 
     cdef int preempt_newest(self) except -1:
         """The newest running sequence becomes the oldest of the preempted ones."""

@@ -52,6 +52,11 @@ cdef class VisibleSequences:
         """Tokens in the KV cache; 0 again after a preemption."""
         return self._sets.find(seq).n_computed
 
+    def has_computed(self, seq):
+        """Whether all its tokens are in the KV cache: it waits for the next one, or to be finished."""
+        cdef const Sequence* s = self._sets.find(seq)
+        return s.n_computed == s.n_tokens
+
     def cached_tokens(self, seq):
         """Prompt tokens that it did not have to compute, because others with the same prefix had."""
         return cached_tokens(self._sets.find(seq))

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 import miro_client
 import miro_cy
+from miro_cy.completions import Gathered, together
 from miro_cy.errors import ContextOverflow, MiroError, Unsupported
 from miro_cy.requests import Event, Timing, Usage
 from miro_cy.sampling.params import SamplingParams
@@ -60,14 +61,18 @@ class FakeEngine:
             raise ContextOverflow(f"prompt and max_tokens need more than {cls.room} tokens", field="max_tokens")
         try:
             for index, word in enumerate(cls.words):
-                yield Event(1, text=word, tokens=[index])
+                for choice in range(params.n_choices):
+                    yield Event(1, choice, word.upper() if choice else word, tokens=[index])
             if isinstance(cls.error, MiroError):
                 yield Event(1, finish_reason="error", error=cls.error)
                 return
             if cls.error is not None:
                 raise cls.error
             usage = Usage(prompt_tokens=7, cached_tokens=2, completion_tokens=len(cls.words))
-            yield Event(1, finish_reason=cls.finish_reason, usage=usage, timing=Timing(1.0, 2.0, 3.0))
+            for choice in range(params.n_choices):
+                score = -0.5 - choice if params.beam_width > 1 else None
+                timing = Timing(1.0, 2.0, 3.0)
+                yield Event(1, choice, finish_reason=cls.finish_reason, usage=usage, timing=timing, score=score)
         finally:
             cls.streams_closed += 1
 
@@ -82,23 +87,23 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> type[FakeEngine]:
 class FakeStream:
     """What Client.generate returns: an iterator with `.result` at its end."""
 
-    def __init__(self, events: Iterator[Event]) -> None:
+    def __init__(self, events: Iterator[Event], n_choices: int) -> None:
         self._events = events
-        self._text = ""
+        self._choices = [Gathered(with_logprobs=False) for _ in range(n_choices)]
         self.result: Any = None
 
     def __iter__(self) -> FakeStream:
         return self
 
     def __next__(self) -> Event:
-        event = next(self._events)
-        if event.error is not None:
-            raise event.error
-        self._text += event.text
-        if event.finish_reason is not None:
-            self.result = event
-            raise StopIteration
-        return event
+        for event in self._events:
+            if event.error is not None:
+                raise event.error
+            self._choices[event.choice].take(event)
+            if event.finish_reason is None:
+                return event
+        self.result = together([choice.completion() for choice in self._choices])
+        raise StopIteration
 
     def close(self) -> None:
         self._events.close()  # type: ignore[attr-defined]
@@ -124,7 +129,8 @@ class FakeClient:
 
     def generate(self, prompt: str | None, *, messages: Any = None, **sampling: Any) -> FakeStream:
         asked = {"messages": messages} if prompt is None else prompt
-        return FakeStream(self.engine().stream(asked, SamplingParams(**sampling)))
+        params = SamplingParams(**sampling)
+        return FakeStream(self.engine().stream(asked, params), params.n_choices)
 
 
 @pytest.fixture

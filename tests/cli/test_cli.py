@@ -59,6 +59,41 @@ def test_json_is_one_object(runner: CliRunner, engine: Any) -> None:
     }
 
 
+@pytest.mark.parametrize("where", [[], ["--connect", "ipc://a"]], ids=["here", "there"])
+def test_several_answers(runner: CliRunner, client: Any, where: list[str]) -> None:
+    """Each under its number, whether or not the one before ends its line; drawn, since greedy ones are all alike."""
+    result = runner.invoke(main, ["run", *where, "--n", "3", "x"])
+    expected = "[1]\nThe capital is Paris.\n[2]\nTHE CAPITAL IS PARIS.\n[3]\nTHE CAPITAL IS PARIS.\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (0, expected, "")
+    params = client.engine.asked[0][1]
+    assert (params.n, params.temperature) == (3, 1.0)
+    client.engine.words = ("a\n",)
+    assert runner.invoke(main, ["run", *where, "--n", "2", "x"]).stdout == "[1]\na\n[2]\nA\n"
+    assert runner.invoke(main, ["run", *where, "--n", "1", "x"]).stdout == "a\n"
+    assert client.engine.asked[-1][1].temperature == 0.0
+
+
+@pytest.mark.parametrize("where", [[], ["--connect", "ipc://a"]], ids=["here", "there"])
+def test_several_answers_as_json(runner: CliRunner, client: Any, where: list[str]) -> None:
+    fields = {"tokens": [0], "finish_reason": "stop", "timing": {"queue_ms": 1.0, "prefill_ms": 2.0, "decode_ms": 3.0}}
+    fields["usage"] = {"prompt_tokens": 7, "cached_tokens": 2, "completion_tokens": 1}
+    client.engine.words = ("a",)
+    drawn = json.loads(runner.invoke(main, ["run", *where, "--json", "--n", "2", "x"]).stdout)
+    assert drawn == {"text": "a", **fields, "choices": [{"text": "a", **fields}, {"text": "A", **fields}]}
+    found = json.loads(runner.invoke(main, ["run", *where, "--json", "--beam-width", "2", "x"]).stdout)
+    assert [choice["score"] for choice in found["choices"]] == [-0.5, -1.5]
+    assert (found["score"], client.engine.asked[-1][1].temperature) == (-0.5, 0.0)
+    best = json.loads(runner.invoke(main, ["run", *where, "--json", "--beam-width", "4", "--n", "2", "x"]).stdout)
+    assert len(best["choices"]) == 2
+
+
+def test_several_answers_that_were_ended_fail(runner: CliRunner, engine: Any) -> None:
+    engine.finish_reason = "deadline"
+    result = runner.invoke(main, ["run", "--n", "2", "x"])
+    assert result.exit_code == 1
+    assert "(deadline)" in result.stderr
+
+
 def test_without_template_the_prompt_is_plain_text(runner: CliRunner, engine: Any) -> None:
     engine.has_template = False
     assert runner.invoke(main, ["run", "hello"]).stdout == "The capital is Paris.\n"
@@ -119,6 +154,10 @@ def test_connect_json_has_the_same_fields(runner: CliRunner, client: Any) -> Non
         ["run", "--temperature", "nan", "x"],
         ["run", "--max-tokens", "0", "x"],
         ["run", "--stop", "", "x"],
+        ["run", "--n", "0", "x"],
+        ["run", "--n", "65", "x"],
+        ["run", "--n", "many", "x"],
+        ["run", "--beam-width", "17", "x"],
         ["run", "bad \udcff byte"],
         ["run", "--nonsense", "x"],
         ["pull"],

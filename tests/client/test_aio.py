@@ -40,7 +40,7 @@ async def eventually(condition: Any, what: str) -> None:
 def test_a_stream_its_result_and_the_other_calls(worker, engine):
     async def work():
         async with AsyncClient(worker.endpoint) as client:
-            stream = client.generate("hello", max_tokens=6, seed=5, logprobs=1)
+            stream = client.generate("hello", max_tokens=6, seed=5, logprobs=1, prompt_logprobs=1)
             with pytest.raises(ConnectionLost):
                 _ = stream.result
             chunks = [chunk async for chunk in stream]
@@ -57,8 +57,9 @@ def test_a_stream_its_result_and_the_other_calls(worker, engine):
     assert [token for chunk in chunks for token in chunk.tokens] == tokens
     assert (stream.prompt_tokens, stream.seed) == (ids_of("hello"), 5)
     with Client(worker.endpoint) as client:
-        blocking = client.complete("hello", max_tokens=6, seed=5, logprobs=1)
-    blocking.timing = stream.result.timing
+        blocking = client.complete("hello", max_tokens=6, seed=5, logprobs=1, prompt_logprobs=1)
+    assert len(blocking.prompt_logprobs) == 5
+    blocking.timing = blocking.choices[0].timing = stream.result.timing
     assert blocking == stream.result
 
 

@@ -86,6 +86,7 @@ REPLIES = st.one_of(
         t=st.none() | TEXT,
         k=st.none() | st.binary(),
         lp=LOGPROBS,
+        plp=LOGPROBS.map(lambda entries: entries and [None, *entries]),
     ),
     st.builds(wire.Pong, epoch=COUNTS, live=st.lists(IDS, max_size=3), last_step_age_ms=FLOATS),
     st.builds(

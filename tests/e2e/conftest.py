@@ -50,8 +50,11 @@ def ask(request: pytest.FixtureRequest, served: Callable[[Engine], str]) -> Call
         params = SamplingParams(**sampling)
         whole = engine.generate(prompt, params)
         events = list(engine.stream(prompt, params))
-        check(whole, events[-1], [event.text for event in events], [t for event in events for t in event.tokens])
-        return whole
+        assert next((e.prompt_logprobs for e in events if e.prompt_logprobs), None) == whole.prompt_logprobs
+        for i, choice in enumerate(whole.choices):
+            mine = [event for event in events if event.choice == i]
+            check(choice, mine[-1], mine)
+        return plain(whole)
 
     def over_a_socket(engine: Engine, prompt: Any, **sampling: Any) -> Any:
         kind = {"prompt": prompt} if isinstance(prompt, str) else prompt
@@ -59,17 +62,23 @@ def ask(request: pytest.FixtureRequest, served: Callable[[Engine], str]) -> Call
             whole = client.complete(**kind, **sampling)
             stream = client.generate(**kind, **sampling)
             chunks = list(stream)
-        check(whole, stream.result, [chunk.text for chunk in chunks], [t for chunk in chunks for t in chunk.tokens])
-        return whole
+        assert stream.result.prompt_logprobs == whole.prompt_logprobs
+        for i, (choice, streamed) in enumerate(zip(whole.choices, stream.result.choices, strict=True)):
+            check(choice, streamed, [chunk for chunk in chunks if chunk.choice == i])
+        return plain(whole)
 
-    def check(whole: Any, last: Any, pieces: list[str], tokens: list[int]) -> None:
-        assert ("".join(pieces), tokens) == (whole.text, list(whole.tokens))
+    def check(whole: Any, last: Any, pieces: list[Any]) -> None:
+        assert "".join(piece.text for piece in pieces) == whole.text
+        assert [token for piece in pieces for token in piece.tokens] == list(whole.tokens)
         assert (last.finish_reason, last.stop) == (whole.finish_reason, whole.stop)
         assert last.usage.cached_tokens >= whole.usage.cached_tokens, "asked again, it finds its own prompt"
         assert last.usage.prompt_tokens == whole.usage.prompt_tokens
         assert last.usage.completion_tokens == whole.usage.completion_tokens
         assert whole.usage.completion_tokens == len(whole.tokens)
+
+    def plain(whole: Any) -> Any:
         whole.tokens = list(whole.tokens)
+        return whole
 
     return in_process if request.param == "engine" else over_a_socket
 

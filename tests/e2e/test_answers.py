@@ -75,6 +75,46 @@ def test_log_probabilities_of_greedy_answers(tiny: Engine, ask: Ask, sampling: d
         np.testing.assert_allclose([value for _, value in entry.top], expected[order], atol=1e-5)
 
 
+@pytest.mark.parametrize("max_tokens", [0, 4])
+def test_log_probabilities_of_the_prompt(tiny: Engine, ask: Ask, max_tokens: int) -> None:
+    """The same bits in this process and over a socket, those of `logits`; nil for the token that nothing precedes."""
+    prompt = tiny.tokenize("hello wo, hello world, " * 8)
+    answer = ask(tiny, {"tokens": prompt}, max_tokens=max_tokens, prompt_logprobs=5, ignore_eos=True, seed=3)
+    rows = tiny.logits(prompt, rows=slice(None, -1), log_softmax=True)
+    assert answer.prompt_logprobs[0] is None
+    assert len(answer.prompt_logprobs) == len(prompt) > 64
+    assert len(answer.tokens) == max_tokens
+    for row, token, entry in zip(rows, prompt[1:], answer.prompt_logprobs[1:], strict=True):
+        order = np.argsort(-row, kind="stable")[:5]
+        assert entry.logprob == row[token]
+        assert entry.top == [(i, float(row[i])) for i in order.tolist()]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"n": 4, "temperature": 1.0, "seed": 9},
+        {"n": 3, "temperature": 0.0},
+        {"n": 2, "temperature": 0.9, "seed": 4, "stop": ["e", "l"]},
+        {"beam_width": 4, "temperature": 0.0},
+        {"beam_width": 5, "n": 2, "temperature": 0.0, "length_penalty": 0.5},
+    ],
+    ids=str,
+)
+def test_several_choices(tiny: Engine, ask: Ask, sampling: dict[str, Any]) -> None:
+    """`ask` compares the first, whole and streamed; here all of them are compared with this process's."""
+    prompt = {"tokens": tiny.tokenize("hello wo")}
+    got = ask(tiny, prompt, max_tokens=9, logprobs=2, prompt_logprobs=1, **sampling)
+    expected = tiny.generate(prompt, SamplingParams(max_tokens=9, logprobs=2, prompt_logprobs=1, **sampling))
+    assert len(got.choices) == sampling.get("n", sampling.get("beam_width"))
+    for one, other in zip(got.choices, expected.choices, strict=True):
+        assert (one.text, list(one.tokens), one.logprobs) == (other.text, list(other.tokens), other.logprobs)
+        assert (one.finish_reason, one.stop, one.score) == (other.finish_reason, other.stop, other.score)
+        assert one.prompt_logprobs == other.prompt_logprobs
+        assert one.usage.completion_tokens == len(one.tokens)
+    assert (got.score is None) == ("beam_width" not in sampling)
+
+
 class Poisoned:
     """The engine's executor, but for NaN in the last row of the sequence whose prompt has a certain length."""
 

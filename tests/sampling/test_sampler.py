@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from miro_cy import SamplingParams
 from miro_cy._kernels import reference
-from miro_cy.sampling.sampler import TokenSampler, log_softmax_rows, uniform_at
+from miro_cy.sampling.sampler import TokenSampler, log_softmax_rows, score_rows, top_logprobs, uniform_at
 
 SMALL_NUDGE = 2e-5  # relative rounding of float32 exponentials beside float64
 
@@ -179,9 +179,47 @@ def test_logprobs_are_the_raw_log_softmax(seed, n, k):
     assert top == [(i, float(whole[0, i])) for i in reference.top_k(row[0], min(k, n))]
 
 
+@given(seed=st.integers(0, 2**31), n=st.integers(1, 900), rows=st.integers(0, 9), k=st.integers(0, 20))
+def test_rows_are_scored_as_tokens_are(seed, n, rows, k):
+    logits = np.concatenate([make_row(seed + i, n, 1) for i in range(rows + 1)])
+    tokens = np.random.default_rng(seed).integers(0, n, rows).astype(np.int32)
+    sampler = TokenSampler(SamplingParams(logprobs=k))
+    assert score_rows(logits, tokens, k) == [sampler.logprob(logits, i, int(token)) for i, token in enumerate(tokens)]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("at", [0, 3, 5])
+def test_scoring_ends_before_a_row_that_is_not_finite(bad, at):
+    logits = np.zeros((6, 20), np.float32)
+    tokens = np.arange(6, dtype=np.int32)
+    whole = score_rows(logits, tokens, 2)
+    logits[at, 11] = bad
+    assert score_rows(logits, tokens, 2) == whole[:at]
+
+
 def test_logprobs_of_impossible_tokens():
     row = np.array([[0.0, -np.inf, 1.0]], np.float32)
     logprob, top = TokenSampler(SamplingParams(logprobs=3)).logprob(row, 0, 1)
     assert logprob == -math.inf
     assert [i for i, _ in top] == [2, 0, 1]
     assert top[2][1] == -math.inf
+
+
+@given(seed=st.integers(0, 2**31), n=st.one_of(st.integers(1, 60), st.integers(4000, 9000)), k=st.integers(0, 90))
+def test_the_best_of_a_row_are_those_of_its_logprobs(seed, n, k):
+    rows = np.vstack([make_row(seed + i, n, 1) for i in range(3)])
+    sampler = TokenSampler(SamplingParams(temperature=0, logprobs=k))
+    for i in range(3):
+        best = top_logprobs(rows, i, k)
+        assert best == sampler.logprob(rows, i, 0)[1]
+        assert best == top_logprobs(rows[i : i + 1].copy(), 0, k)
+        assert len(best) == min(k, n)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_row_that_is_not_finite_has_no_best(bad):
+    row = make_row(1, 100)
+    row[0, 50] = bad
+    assert top_logprobs(row, 0, 5) is None
+    assert top_logprobs(np.full((1, 9), -np.inf, np.float32), 0, 5) is None
+    assert top_logprobs(np.array([[-np.inf, 0.0]], np.float32), 0, 5) == [(1, 0.0), (0, -math.inf)]

@@ -29,30 +29,42 @@ def ids_of(text: str) -> list[int]:
     return [ord(character) for character in text]
 
 
-def token_at(prompt: list[int], index: int) -> int:
-    return (sum(prompt) * 7 + 31 * index) % 997
+def token_at(prompt: list[int], index: int, choice: int = 0) -> int:
+    return (sum(prompt) * 7 + 31 * index + 13 * choice) % 997
 
 
-def answer(prompt: list[int], count: int) -> tuple[str, list[int]]:
+def answer(prompt: list[int], count: int, choice: int = 0) -> tuple[str, list[int]]:
     """The text and tokens the fake generates for a prompt."""
-    tokens = [token_at(prompt, i) for i in range(count)]
+    tokens = [token_at(prompt, i, choice) for i in range(count)]
     return "".join(f"{token} " for token in tokens), tokens
+
+
+def scores(prompt: list[int], top: int) -> list[TokenLogprob | None]:
+    """The log-probabilities that the fake gives a prompt."""
+    tokens = prompt[1:]
+    return [None, *(TokenLogprob(-token / 2, [(token, -float(i)) for i in range(top)]) for token in tokens)]
 
 
 @dataclass
 class Running:
+    """A request. limits: how many tokens each choice that has not ended will have."""
+
     prompt: list[int]
     params: SamplingParams
     done: int = 0
     aborted: bool = False
-    limit: int = field(init=False)
+    limits: dict[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.limit = DEFAULT_MAX_TOKENS if self.params.max_tokens is None else self.params.max_tokens
+        limit = DEFAULT_MAX_TOKENS if self.params.max_tokens is None else self.params.max_tokens
+        self.limits = dict.fromkeys(range(self.params.n_choices), limit)
 
 
 class FakeEngine:
-    """`gate` closed holds steps, `text_gate` closed holds prepare; `step_errors` are raised, one a step."""
+    """`gate` closed holds steps, `text_gate` closed holds prepare; `step_errors` are raised, one a step.
+
+    `shorter`: so many tokens less has each choice than the one before it.
+    """
 
     name = "fake"
     context = CONTEXT
@@ -72,6 +84,7 @@ class FakeEngine:
         self.add_errors: deque[Exception] = deque()
         self.prepare_errors: deque[Exception] = deque()
         self.max_waiting = 10_000
+        self.shorter = 0
         self.steps = 0
         self.prepared: list[Any] = []
         self.added: list[list[int]] = []
@@ -97,7 +110,8 @@ class FakeEngine:
         if len(ids) + (params.max_tokens or 0) > CONTEXT:
             raise ContextOverflow(f"{len(ids)} + {params.max_tokens} tokens exceed {CONTEXT}", field="max_tokens")
         seed = 1234 if params.seed is None else params.seed
-        fixed = SamplingParams(max_tokens=params.max_tokens, seed=seed, logprobs=params.logprobs)
+        names = ("n", "beam_width", "max_tokens", "logprobs", "prompt_logprobs")
+        fixed = SamplingParams(seed=seed, **{name: getattr(params, name) for name in names})
         return Request({"tokens": np.array(ids, np.int32)}, fixed)
 
     def add(self, request: Request) -> int:
@@ -110,7 +124,8 @@ class FakeEngine:
         self.added.append(prompt)
         self.requests.append(request)
         self._next += 1
-        self._requests[self._next] = Running(prompt, request.params)
+        running = self._requests[self._next] = Running(prompt, request.params)
+        running.limits = {i: max(1, limit - i * self.shorter) if i else limit for i, limit in running.limits.items()}
         return self._next
 
     def abort(self, request_id: int) -> bool:
@@ -133,22 +148,41 @@ class FakeEngine:
             raise self.step_errors.popleft()
         chosen = [i for i, r in self._requests.items() if r.aborted]
         chosen += [i for i, r in self._requests.items() if not r.aborted][:MAX_RUNNING]
-        return [self._advance(request_id) for request_id in chosen]
+        return [event for request_id in chosen for event in self._advance(request_id)]
 
-    def _advance(self, request_id: int) -> Event:
+    def _advance(self, request_id: int) -> list[Event]:
         running = self._requests[request_id]
-        event = Event(request_id)
-        if not running.aborted and running.done < running.limit:
-            token = token_at(running.prompt, running.done)
-            running.done += 1
+        if running.params.beam_width > 1:
+            del self._requests[request_id]
+            return [self._hypothesis(Event(request_id, choice), running, n) for choice, n in running.limits.items()]
+        events = [self._one(Event(request_id, choice), running, limit) for choice, limit in running.limits.items()]
+        if running.done == 0 and not running.aborted and running.params.prompt_logprobs is not None:
+            events[0].prompt_logprobs = scores(running.prompt, running.params.prompt_logprobs)
+        running.done += 1
+        running.limits = {e.choice: running.limits[e.choice] for e in events if e.finish_reason is None}
+        if not running.limits:
+            del self._requests[request_id]
+        return events
+
+    def _hypothesis(self, event: Event, running: Running, limit: int) -> Event:
+        """All of a choice of a beam search, in its only event."""
+        event.text, event.tokens = answer(running.prompt, limit, event.choice)
+        event.finish_reason, event.score = "cancelled" if running.aborted else "length", -1.0 - event.choice
+        event.usage, event.timing = Usage(len(running.prompt), 0, limit), Timing(1.0, 2.0, 3.0)
+        return event
+
+    def _one(self, event: Event, running: Running, limit: int) -> Event:
+        done = running.done
+        if not running.aborted and done < limit:
+            token = token_at(running.prompt, done, event.choice)
+            done += 1
             event.text, event.tokens = f"{token} ", [token]
             if running.params.logprobs is not None:
                 event.logprobs = [TokenLogprob(-0.5, [(token, -0.5), (1, -2.0)][: running.params.logprobs])]
-        if running.aborted or running.done >= running.limit:
+        if running.aborted or done >= limit:
             event.finish_reason = "cancelled" if running.aborted else "length"
-            event.usage = Usage(len(running.prompt), 0, running.done)
+            event.usage = Usage(len(running.prompt), 0, done)
             event.timing = Timing(1.0, 2.0, 3.0)
-            del self._requests[request_id]
         return event
 
     def stats(self) -> dict[str, Any]:

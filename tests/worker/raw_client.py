@@ -52,7 +52,7 @@ class Raw:
             if got != request_id:
                 continue
             replies.append(reply)
-            if isinstance(reply, wire.End | wire.Error):
+            if isinstance(reply, wire.Error) or (isinstance(reply, wire.End) and not reply.more):
                 return replies
 
     def close(self) -> None:

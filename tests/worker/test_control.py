@@ -119,7 +119,7 @@ def test_stats_account_for_every_request_of_a_script(serve, control, raw, engine
         user.until_end(user.generate(f"whole {count}", max_tokens=count))
     engine.gate.clear()
     running = [user.generate(f"running {i}", max_tokens=4000) for i in range(4)]
-    refused = [user.generate("one too many"), user.send(wire.Generate(prompt="x", n=2))]
+    refused = [user.generate("one too many"), user.send(wire.Generate(prompt="x", echo=True))]
     for request in refused:
         while (got := user.receive())[0] != request:
             pass

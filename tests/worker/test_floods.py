@@ -131,7 +131,7 @@ def test_streams_go_on_while_a_long_message_is_read(serve, raw):
 def test_cancel_of_a_refused_request_gets_no_second_answer(serve, raw):
     worker = serve(max_peer_requests=1)
     client = raw(worker)
-    for refused in (wire.Generate(prompt="a", tokens=b"1234"), wire.Generate(prompt="a", n=2)):
+    for refused in (wire.Generate(prompt="a", tokens=b"1234"), wire.Generate(prompt="a", echo=True)):
         request = client.send(refused)
         client.send(wire.Cancel(), request)
         assert isinstance(client.receive()[1], wire.Error)

@@ -80,6 +80,7 @@ def test_req_sockets_get_one_reply_with_their_delimiter(serve, raw):
         wire.Credit(add=1),
         wire.Generate(prompt="abc", stream=True),
         wire.Generate(prompt="abc", n=2),
+        wire.Generate(prompt="abc", sampling={"n": 64}),
     ):
         client.send(message, ID)
         got, reply = client.receive()
@@ -90,9 +91,9 @@ def test_req_sockets_get_one_reply_with_their_delimiter(serve, raw):
             wire.Cancel: wire.Error,
             wire.Credit: wire.Error,
         }[type(message)]
-        if isinstance(message, wire.Generate) and (message.stream or message.n > 1):
+        if isinstance(message, wire.Generate) and (message.stream or message.n or message.sampling.get("n")):
             assert isinstance(reply, wire.Error)
-            assert (reply.code, reply.field) == ("unsupported", "n" if message.n > 1 else "stream")
+            assert (reply.code, reply.field) == ("unsupported", "stream" if message.stream else "n")
         else:
             assert isinstance(reply, expected)
         assert got == ID
@@ -151,7 +152,7 @@ def test_ping_and_hello(serve, raw, engine):
         ([b"MIRO1", GENERATE, ID, body(prompt="a", colour=1)], "bad_field", "colour", True),
         ([b"MIRO1", GENERATE, ID, body(prompt="a", stream=1)], "bad_field", "stream", True),
         ([b"MIRO1", GENERATE, ID, body(prompt="a", credit=4)], "bad_field", "credit", True),
-        ([b"MIRO1", GENERATE, ID, body(prompt="a", n=2)], "unsupported", "n", True),
+        ([b"MIRO1", GENERATE, ID, body(prompt="a", n=2, sampling={"n": 3})], "bad_field", "n", True),
         ([b"MIRO1", GENERATE, ID, body(prompt="a", echo=True)], "unsupported", "echo", True),
         ([b"MIRO1", GENERATE, ID, body(prompt="a", sampling={"temperature": 9})], "bad_field", "temperature", True),
         (

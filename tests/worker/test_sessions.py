@@ -16,7 +16,7 @@ from miro_client import wire
 from miro_client.errors import QueueFull, RequestError, Restarted
 from miro_cy.requests import Event, Usage
 from miro_worker.config import WorkerConfig
-from miro_worker.jobs import Admitted, Job, Refused, Stepped
+from miro_worker.jobs import Admitted, Failed, Job, Stepped
 from miro_worker.mailbox import Mailbox
 from miro_worker.sessions import Sessions
 from miro_worker.sockets import Peer, Sent
@@ -58,7 +58,8 @@ WEIGHTS = {
     "generate": 12,
     "admit": 14,
     "refuse": 1,
-    "step": 30,
+    "step": 45,
+    "fail": 0.5,
     "cancel": 3,
     "credit": 5,
     "room": 8,
@@ -78,9 +79,10 @@ class Simulation:
         )
         self.delivery = self.sessions.delivery
         self.opened: dict[bytes, Peer] = {}
-        self.texts: dict[bytes, str] = {}
+        self.choices: dict[bytes, int] = {}
+        self.texts: dict[tuple[bytes, int], str] = {}
         self.waiting: list[Job] = []
-        self.running: list[Job] = []
+        self.running: list[tuple[Job, int]] = []  # choices that have not ended
         self.dropped: set[Peer] = set()
         self.seen: Counter[str] = Counter()
         drop = self.delivery._drop
@@ -109,38 +111,50 @@ class Simulation:
     def generate(self) -> None:
         peer, request_id, stream = self.peer(), len(self.opened).to_bytes(8, "big"), self.draw.random() < 0.8
         credit = self.draw.choice([None, None, 1, 2]) if stream else None
-        body = wire.Generate(prompt="ab", stream=stream, credit=credit)
+        n = self.draw.choice([1, 1, 2, 3])
+        body = wire.Generate(prompt="ab", stream=stream, credit=credit, n=n)
         self.opened[request_id] = peer
-        self.texts[request_id] = ""
+        self.choices[request_id] = n
+        self.texts |= {(request_id, choice): "" for choice in range(n)}
         try:
             self.sessions.open(peer, wire.Head(False, wire.Kind.GENERATE, request_id, b""), body)
         except QueueFull as error:
+            self.seen["full"] += 1
             self.sessions.reply_error(peer, request_id, error, delimited=False)
         else:
             self.waiting += self.sessions._texts.take(wait=False)
 
     def admit(self) -> None:
         if self.waiting:
-            self.running.append(self.waiting.pop(0))
-            self.sessions.on_outcome(Admitted(self.running[-1], wire.pack_ids(ids_of("ab")), 1, 0.5))
+            job = self.waiting.pop(0)
+            self.running += [(job, choice) for choice in range(job.choices)]
+            self.sessions.on_outcome(Admitted(job, wire.pack_ids(ids_of("ab")), 1, 0.5))
 
     def refuse(self) -> None:
         if self.waiting:
-            self.sessions.on_outcome(Refused(self.waiting.pop(0), QueueFull("full")))
+            self.sessions.on_outcome(Failed(self.waiting.pop(0), QueueFull("full")))
 
     def step(self) -> None:
         if not self.running:
             return
-        job = self.draw.choice(self.running)
+        job, choice = self.draw.choice(self.running)
         text = self.draw.choice(["", "a", "é" * self.draw.randrange(20)])
         end = self.draw.choice([None] * 12 + ["stop", "length", "cancelled", "error"])
         if job in self.sessions._jobs:
-            self.texts[self.sessions._jobs[job].id] += text
+            self.texts[self.sessions._jobs[job].id, choice] += text
         if end is not None:
-            self.running.remove(job)
+            self.running.remove((job, choice))
         error = RequestError("e") if end == "error" else None
-        event = Event(1, text=text, tokens=[1] * len(text), finish_reason=end, usage=Usage(2, 0, 1), error=error)
+        usage = Usage(2, 0, 1)
+        event = Event(1, choice, text, tokens=[1] * len(text), finish_reason=end, usage=usage, error=error)
         self.sessions.on_outcome(Stepped(job, event))
+
+    def fail(self) -> None:
+        """A step failed: its job ends, whichever of its choices have not."""
+        if self.running:
+            job, _ = self.draw.choice(self.running)
+            self.running = [(other, choice) for other, choice in self.running if other is not job]
+            self.sessions.on_outcome(Failed(job, RequestError("failed")))
 
     def cancel(self) -> None:
         if stream := self.stream():
@@ -180,14 +194,27 @@ class Simulation:
                 if not request_id:
                     continue
                 assert self.opened[request_id] is peer
-                *before, last = mine
-                assert not any(isinstance(reply, wire.End | wire.Error) for reply in before)
-                assert not isinstance(last, wire.Error) or not before
-                assert not any(isinstance(reply, wire.Accepted) for reply in mine[1:])
-                chunks = [reply for reply in mine if isinstance(reply, wire.Chunk)]
-                assert [chunk.s for chunk in chunks] == list(range(len(chunks)))
-                if isinstance(last, wire.End) and last.reason in ("stop", "length"):
-                    assert "".join(chunk.t for chunk in chunks) + (last.t or "") == self.texts[request_id]
+                self.check_one(request_id, mine)
+
+    def check_one(self, request_id: bytes, mine: list[wire.Reply]) -> None:
+        """One END a choice, none of its chunks behind it; all but the last say that there are more; or one ERROR."""
+        assert not any(isinstance(reply, wire.Accepted) for reply in mine[1:])
+        if isinstance(mine[-1], wire.Error):
+            assert len(mine) == 1
+            return
+        chunks = [reply for reply in mine if isinstance(reply, wire.Chunk)]
+        assert [chunk.s for chunk in chunks] == list(range(len(chunks)))
+        ends = [reply for reply in mine if isinstance(reply, wire.End)]
+        assert len({end.i for end in ends}) == len(ends) <= self.choices[request_id]
+        if len(ends) == self.choices[request_id]:
+            assert [end.more for end in ends] == [True] * (len(ends) - 1) + [False]
+            assert mine[-1] is ends[-1]
+        for end in ends:
+            own = [reply for reply in mine if isinstance(reply, wire.Chunk | wire.End) and reply.i == end.i]
+            assert own[-1] is end
+            if end.reason in ("stop", "length"):
+                self.seen["whole"] += len(ends) > 1
+                assert "".join(reply.t or "" for reply in own) == self.texts[request_id, end.i]
 
     def check_bounds(self) -> None:
         for peer in self.socket.peers():
@@ -207,15 +234,18 @@ class Simulation:
             self.delivery.tend()
         for peer in self.socket.peers():
             for stream in peer.streams.values():
-                assert stream.credit == 0 or stream.end is None
-                assert stream.credit == 0 or not (stream.streamed and stream.has_output)
+                assert stream.credit == 0 or not stream.waiting
         self.sessions.end_all(Restarted("stop"))
         assert not self.delivery.waiting
         assert len(self.sessions) == 0
         for request_id, peer in self.opened.items():
             if not peer.gone and peer not in self.dropped:
                 mine = [reply for got, reply in self.socket.taken[peer] if got == request_id]
-                assert isinstance(mine[-1], wire.End | wire.Error)
+                ends = [reply for reply in mine if isinstance(reply, wire.End)]
+                assert len(ends) == self.choices[request_id] or isinstance(mine[-1], wire.Error)
+        tally = self.sessions.tally
+        refused_here = sum(tally.refused.values())
+        assert sum(tally.ended.values()) + refused_here + tally.abandoned + self.seen["full"] == len(self.opened)
 
 
 @pytest.mark.parametrize("seeds", [range(start, start + 50) for start in (0, 50, 100, 150)])
@@ -230,4 +260,4 @@ def test_one_terminal_reply_whatever_happens(seeds):
         simulation.check_nothing_is_left_behind()
         simulation.check_replies()
         seen += simulation.seen
-    assert {"starved", "stalled", "dropped"} <= {name for name, count in seen.items() if count > 20}
+    assert {"starved", "stalled", "dropped", "whole"} <= {name for name, count in seen.items() if count > 20}

@@ -18,6 +18,9 @@ from miro_worker.streams import Stream
 #: Fields of GENERATE that are understood, but only with these values.
 NOT_YET: tuple[tuple[str, Any], ...] = (("echo", False), ("resume", None))
 
+#: Fields of GENERATE that are sampling parameters too.
+ALSO_SAMPLING = ("n", "logprobs")
+
 
 class Admission:
     """Counts what each peer, and all of them, have asked for."""
@@ -47,9 +50,15 @@ class Admission:
             raise Draining("the worker is stopping")
         _check_features(body, delimited=delimited)
         prompt, size = _prompt_of(body)
+        params = _params_of(body)
+        if delimited and params.n_choices > 1:
+            raise Unsupported(
+                f"a REQ socket takes one reply, not those of {params.n_choices} choices: use DEALER",
+                field="n" if params.n > 1 else "beam_width",
+            )
         job = Job(
             prompt,
-            _params_of(body),
+            params,
             self._clock(),
             priority=body.priority,
             client=_name_of(peer),
@@ -89,8 +98,6 @@ def _name_of(peer: Peer) -> str:
 
 
 def _check_features(body: wire.Generate, *, delimited: bool) -> None:
-    if body.n > 1:
-        raise Unsupported(f"n must be 1, not {body.n}", field="n")
     if delimited and body.stream:
         raise Unsupported("a REQ socket takes one reply: send stream=false or use DEALER", field="stream")
     if body.credit is not None and not body.stream:
@@ -119,8 +126,8 @@ def _prompt_of(body: wire.Generate) -> tuple[str | Mapping[str, Any], int]:
 
 def _params_of(body: wire.Generate) -> SamplingParams:
     sampling: dict[str, Any] = {k: v for k, v in body.sampling.items() if not k.startswith(wire.EXTENSION)}
-    if body.logprobs is not None:
-        if sampling.get("logprobs", body.logprobs) != body.logprobs:
-            raise BadField("logprobs is given twice, with different values", field="logprobs")
-        sampling["logprobs"] = body.logprobs
+    for name in ALSO_SAMPLING:
+        value = getattr(body, name)
+        if value is not None and sampling.setdefault(name, value) != value:
+            raise BadField(f"{name} is given twice, with different values", field=name)
     return SamplingParams.from_mapping(sampling)

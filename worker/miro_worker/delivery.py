@@ -3,7 +3,7 @@
 fast     everything leaves at once
 blocked  ZeroMQ takes no more for this peer (EAGAIN): replies queue in its outbox, the output of its streams coalesces
          into their next CHUNK, and the peer is tried again after a growing delay
-starved  the credit window of one stream is used up: its output coalesces until CREDIT comes
+starved  the credit window of one stream is used up: the output of its choices coalesces until CREDIT comes
 slow     blocked or starved for slow_client_ms, or more than max_reply_bytes wait: the requests end with slow_client
 dropped  still blocked after as long again: the outbox is thrown away and counted
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from miro_client import wire
 from miro_client.errors import MiroError, SlowClient
 from miro_worker.config import WorkerConfig
+from miro_worker.output import Output
 from miro_worker.sockets import Peer, RouterSocket, Sent
 from miro_worker.streams import Stream
 from miro_worker.tally import Tally
@@ -62,20 +63,24 @@ class Delivery:
             self._drop(peer)
 
     def advance(self, stream: Stream) -> None:
-        """Send what the stream has, and its end when that was all."""
-        if stream.closed or stream.peer.gone:
-            return
-        if stream.streamed and stream.has_output and not self._send_chunk(stream):
-            stream.peer.stalled[stream] = None
-            if stream.unsent_bytes > self._config.max_reply_bytes:
-                self._give_up(stream, SlowClient("the client does not take its output"))
-            return
+        """Send what the choices of the stream have, longest waiting first, and the end of each when that was all.
+
+        The first that cannot be sent makes the others wait behind it: what can leave is shared out between them.
+        """
+        while stream.waiting and not (stream.closed or stream.peer.gone):
+            output = next(iter(stream.waiting.values()))
+            if stream.streamed and output.has_pieces and not self._send_chunk(stream, output):
+                stream.peer.stalled[stream] = None
+                if stream.unsent_bytes > self._config.max_reply_bytes:
+                    self._give_up(stream, SlowClient("the client does not take its output"))
+                return
+            end = stream.close(output)
+            if stream.closed and end is not None:
+                self._tally.ended[end.reason] += 1
+                self._starved.pop(stream, None)
+            if end is not None:
+                self.post(stream.peer, stream.id, end, delimited=stream.delimited)
         stream.peer.stalled.pop(stream, None)
-        if stream.end is not None:
-            self._starved.pop(stream, None)
-            stream.close()
-            self._tally.ended[stream.end.reason] += 1
-            self.post(stream.peer, stream.id, stream.end, delimited=stream.delimited)
 
     def add_credit(self, stream: Stream, credit: int) -> None:
         """Widen the window. Ignored for a stream that has none."""
@@ -117,18 +122,22 @@ class Delivery:
     def _patience(self) -> float:
         return self._config.slow_client_ms / 1e3
 
-    def _send_chunk(self, stream: Stream) -> bool:
+    def _send_chunk(self, stream: Stream, output: Output) -> bool:
+        """Send the pieces of a choice; false when they have to wait."""
         if stream.peer.blocked_since is not None:
             return False
         if stream.credit == 0:
+            if stream.aborted:  # who cancels sends no more credit
+                stream.cut(output)
+                return True
             if stream.starved_since is None:
                 stream.starved_since = self._clock()
                 self._starved[stream] = None
             return False
-        frames = wire.encode(stream.id, stream.chunk())
+        frames = wire.encode(stream.id, output.chunk(stream.sequence))
         sent = self._socket.send(stream.peer, frames)
         if sent is Sent.OK:
-            stream.chunk_sent()
+            stream.chunk_sent(output)
         elif sent is Sent.BLOCKED:
             self._block(stream.peer)
         return sent is Sent.OK

@@ -17,6 +17,7 @@ class Job:
 
     prompt: text, {"messages": [wire.ChatMessage]} or {"tokens": int32 little-endian bytes}; None once it is prepared or
     cancelled.
+    choices: how many texts it is to give, each with an END of its own.
     received: when, by the worker's clock; queue_ms and deadline_ms count from then. client: its connection.
     cancelled: set by the I/O thread when nobody waits for the outcome; read by the others, which then drop the job.
     """
@@ -29,6 +30,10 @@ class Job:
     queue_ms: int | None = None
     deadline_ms: int | None = None
     cancelled: bool = False
+
+    @property
+    def choices(self) -> int:
+        return self.params.n_choices
 
 
 @dataclass(slots=True)
@@ -58,8 +63,8 @@ class Admitted:
 
 
 @dataclass(slots=True)
-class Refused:
-    """The request ended before the engine took it."""
+class Failed:
+    """The request, all of it, ended by no event of the engine: before it was taken, or with a step that failed."""
 
     job: Job
     error: RequestError
@@ -67,10 +72,10 @@ class Refused:
 
 @dataclass(slots=True)
 class Stepped:
-    """What a step did for the request."""
+    """What a step did for a choice of the request."""
 
     job: Job
     event: Event
 
 
-Outcome = Admitted | Refused | Stepped
+Outcome = Admitted | Failed | Stepped

@@ -1,8 +1,8 @@
 """The life of requests as their clients see them: the one place where a request begins and ends.
 
-A request is live from its GENERATE until its END or ERROR is handed to `Delivery`. `_jobs` holds those whose ending is
-not decided: a job leaves it exactly then, and what the other threads say about it afterwards is dropped. So there is
-one terminal reply for each, whatever happens at the same time.
+A request is live from its GENERATE until the END of its last choice, or its ERROR, is handed to `Delivery`. `_jobs`
+holds those of which some choice's ending is not decided: a job leaves it exactly then, and what the other threads say
+about it afterwards is dropped. So there is one END for each choice or one ERROR, whatever happens at the same time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from miro_client.errors import InternalError, MiroError, RequestError, TooLarge
 from miro_worker.admission import Admission
 from miro_worker.config import WorkerConfig
 from miro_worker.delivery import Delivery
-from miro_worker.jobs import Abort, Admitted, Job, Outcome, Prepared, Refused, Stepped
+from miro_worker.jobs import Abort, Admitted, Failed, Job, Outcome, Prepared, Stepped
 from miro_worker.mailbox import Mailbox
 from miro_worker.sockets import Peer, RouterSocket
 from miro_worker.streams import Stream
@@ -79,13 +79,13 @@ class Sessions:
         if stream is None:
             return
         try:
-            if isinstance(outcome, Refused):
+            if isinstance(outcome, Failed):
                 self.give_up(stream, outcome.error)
             elif isinstance(outcome, Admitted):
                 self._admitted(stream, outcome)
             else:
                 self._stepped(stream, outcome)
-        except (RequestError, ValueError, TypeError, OverflowError) as error:
+        except (RequestError, ValueError, TypeError, OverflowError, IndexError) as error:
             # An event that cannot be put on the wire: the engine's fault, and this request's alone.
             log.exception("an outcome could not be sent")
             self.give_up(stream, InternalError(f"the answer could not be sent: {error}"))
@@ -99,19 +99,14 @@ class Sessions:
             self.reply(stream.peer, stream.id, stream.accepted(self._fingerprint), delimited=stream.delimited)
 
     def _stepped(self, stream: Stream, outcome: Stepped) -> None:
-        event = outcome.event
-        stream.absorb(event)
-        if event.finish_reason is not None:
-            if event.finish_reason == "cancelled" and stream.streamed and stream.credit == 0:
-                stream.drop_output()  # who cancels sends no more credit
-            stream.end = stream.make_end(event, self._fingerprint)
+        stream.absorb(outcome.event, self._fingerprint)
+        if stream.decided:
             self._jobs.pop(stream.job, None)
         elif not stream.streamed and stream.unsent_bytes > self._config.max_reply_bytes:
             limit = self._config.max_reply_bytes
             self.give_up(stream, TooLarge(f"the answer exceeds {limit} bytes: stream it"))
             return
-        if stream.streamed or stream.end is not None:
-            self.delivery.advance(stream)
+        self.delivery.advance(stream)
 
     # --- ending ---
 
@@ -120,12 +115,11 @@ class Sessions:
         if stream.admitted and stream.job in self._jobs:
             if not stream.aborted:  # CANCEL is free, and may be repeated
                 stream.aborted = True
-                self._steps.push(Abort(stream.job))  # the engine's event brings the END, with the usage
-            return
-        self._withdraw(stream)
-        if stream.end is None or stream.has_output:
-            stream.end = stream.cancelled_end()
-            stream.drop_output()
+                self._steps.push(Abort(stream.job))  # the engine's events bring the ENDs, with the usage
+        elif not stream.decided:
+            self._withdraw(stream)
+            stream.end_with(stream.cancelled_end())
+        stream.cancel_decided()
         self.delivery.advance(stream)
 
     def give_up(self, stream: Stream, error: MiroError) -> None:
@@ -133,12 +127,11 @@ class Sessions:
         if stream.closed:
             return
         self._withdraw(stream)
-        stream.drop_output()
         if stream.admitted:
-            stream.end = stream.failed_end(error)
+            stream.end_with(stream.failed_end(error))
             self.delivery.advance(stream)
         else:
-            stream.close()
+            stream.close_all()
             self.tally.refused[error.code] += 1
             self.reply_error(stream.peer, stream.id, error, delimited=stream.delimited)
 

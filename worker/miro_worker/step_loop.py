@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from miro_client.errors import InternalError
 from miro_cy.requests import Event, Request
-from miro_worker.jobs import Abort, Admitted, Job, Outcome, Prepared, Refused, Stepped
+from miro_worker.jobs import Abort, Admitted, Failed, Job, Outcome, Prepared, Stepped
 from miro_worker.mailbox import Mailbox
 from miro_worker.text_loop import Preparer, as_request_error
 
@@ -65,6 +65,7 @@ class StepLoop:
         self._clock = clock
         self._jobs: dict[int, Job] = {}
         self._ids: dict[Job, int] = {}
+        self._left: dict[int, int] = {}  # choices that have not ended, by request id
         self._failures = 0
         self._progress: float | None = None  # when the last step ended, None while idle
         self.snapshot: dict[str, Any] = engine.stats()
@@ -130,9 +131,10 @@ class StepLoop:
         try:
             request_id = self._engine.add(self._request_of(prepared))
         except Exception as error:
-            return [Refused(job, as_request_error(error, "adding the request"))]
+            return [Failed(job, as_request_error(error, "adding the request"))]
         self._jobs[request_id] = job
         self._ids[job] = request_id
+        self._left[request_id] = job.choices
         seed = prepared.request.params.seed
         waited_ms = (self._clock() - job.received) * 1e3
         return [Admitted(job, prepared.tokens, 0 if seed is None else seed, waited_ms)]
@@ -169,7 +171,9 @@ class StepLoop:
                 continue
             outcomes.append(Stepped(job, event))
             if event.finish_reason is not None:
-                self._forget(event.request_id)
+                self._left[event.request_id] -= 1
+                if self._left[event.request_id] == 0:
+                    self._forget(event.request_id)
         if outcomes:
             self._outcomes.put(outcomes)
 
@@ -178,7 +182,8 @@ class StepLoop:
         log.error("a step failed; %d requests end with it", len(self._jobs), exc_info=error)
         self._failures += 1
         told = InternalError("the engine failed")
-        self._publish([Event(i, finish_reason="error", error=told) for i in self._abort_all()])
+        failed: list[Outcome] = [Failed(self._forget(i), told) for i in self._abort_all()]
+        self._outcomes.put(failed)
         if self._failures < MAX_FAILURES:
             return True
         self._on_fatal(error)
@@ -193,9 +198,10 @@ class StepLoop:
                 log.exception("aborting request %d failed", request_id)
         return ids
 
-    def _forget(self, request_id: int) -> None:
+    def _forget(self, request_id: int) -> Job:
         job = self._jobs.pop(request_id)
-        del self._ids[job]
+        del self._ids[job], self._left[request_id]
+        return job
 
     def _close(self) -> None:
         """Leave the engine as it was found: nothing running, nothing held."""

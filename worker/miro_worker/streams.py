@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from miro_client import wire
 from miro_client.errors import MiroError
 from miro_cy.requests import Event
 from miro_worker.jobs import Job
+from miro_worker.output import TOKEN_BYTES, Output, logprob_bytes
 from miro_worker.sockets import Peer
-
-TOKEN_BYTES = 4
-#: What a log-probability with its id takes in memory while it waits: a tuple of an int and a float, and its place.
-LOGPROB_BYTES = 120
 
 
 class Stream:
-    """Unsent output of a request, gathered until it may leave. Owned by the I/O thread.
+    """The choices of a request, and what is to be sent of them. Owned by the I/O thread.
 
-    A streamed request's output goes into the next CHUNK, whatever has come together by then; that of one that is not
-    streamed goes whole into its END. `end` is set once and is sent after everything else.
+    A streamed request's output goes into CHUNKs, each with whatever has come together by then of one choice; that of
+    one that is not streamed goes whole into the ENDs. Log-probabilities of the prompt wait for the END of choice 0 in
+    any case; how much that may be is checked before the engine takes the request.
+
+    waiting: choices that have something to send, in the order in which they came to have it.
+    unsent_bytes: what waits in memory; of a request that is not streamed, all of its answer so far.
     """
 
     def __init__(self, job: Job, peer: Peer, request_id: bytes, body: wire.Generate, *, delimited: bool) -> None:
@@ -35,65 +38,113 @@ class Stream:
         self.seed = 0
         self.waited_ms = 0.0
         self.sequence = 0
-        self.end: wire.End | None = None
-        self.closed = False  # its END or ERROR was handed over
+        self.closed = False  # its last END or its ERROR was handed over
         self.unsent_bytes = 0
-        self._text: list[str] = []
-        self._tokens: list[int] = []
-        self._logprobs: list[wire.Logprob] | None = None
-
-    def absorb(self, event: Event) -> None:
-        """Add what a step produced."""
-        if event.text:
-            self._text.append(event.text)
-            self.unsent_bytes += len(event.text)
-        self._tokens.extend(event.tokens)
-        self.unsent_bytes += TOKEN_BYTES * len(event.tokens)
-        if event.logprobs is not None:
-            if self._logprobs is None:
-                self._logprobs = []
-            for entry in event.logprobs:
-                top = [(int(token), float(value)) for token, value in entry.top]
-                self._logprobs.append((float(entry.logprob), top))
-                self.unsent_bytes += LOGPROB_BYTES * (1 + len(top))
+        self.waiting: dict[int, Output] = {}
+        self._outputs = [Output(i) for i in range(job.choices)]
+        self._n_open = self._n_undecided = job.choices
+        self._prompt_logprobs: list[wire.Logprob | None] | None = None
 
     @property
-    def has_output(self) -> bool:
-        return bool(self._text or self._tokens)
+    def decided(self) -> bool:
+        """Whether it is settled how every choice ends."""
+        return self._n_undecided == 0
 
-    def close(self) -> None:
-        """The terminal reply is on its way; there is no other."""
-        self.closed = True
-        self.peer.finish(self.id)
+    def absorb(self, event: Event, fingerprint: str) -> None:
+        """Add what a step did for a choice."""
+        output = self._outputs[event.choice]
+        if output.end is not None:
+            return
+        self.unsent_bytes += output.absorb(event)
+        if event.prompt_logprobs is not None:
+            # As they are: to go through a hundred thousand pairs would hold up everybody else's messages.
+            self._prompt_logprobs = [*event.prompt_logprobs]
+            if not self.streamed:
+                self.unsent_bytes += sum(logprob_bytes(1, len(entry.top)) for entry in event.prompt_logprobs if entry)
+        if event.finish_reason is not None:
+            self._decide(output, self._end_of(event, output.index, fingerprint))
+            if not self.streamed:
+                output.put_whole()
+        if output.end is not None or (self.streamed and output.has_pieces):
+            self.waiting[output.index] = output
 
-    def drop_output(self) -> None:
-        self._text, self._tokens, self._logprobs = [], [], None
-        self.unsent_bytes = 0
+    def end_with(self, make_end: Callable[[int], wire.End]) -> None:
+        """Drop what waits and end every choice that is open so."""
+        self.waiting = {}
+        for output in self._outputs:
+            if not output.closed:
+                self.drop_pieces(output)
+                self._decide(output, make_end(output.index))
+                self.waiting[output.index] = output
 
-    def chunk(self) -> wire.Chunk:
-        """What would leave now. Call `chunk_sent` if it did."""
-        return wire.Chunk(
-            s=self.sequence, t="".join(self._text), k=wire.pack_ids(self._tokens), lp=self._logprobs or None
-        )
+    def cancel_decided(self) -> None:
+        """Of choices whose end is decided nothing but that end shall be sent."""
+        for output in self.waiting.values():
+            if output.end is not None and output.has_pieces:
+                self.cut(output)
 
-    def chunk_sent(self) -> None:
+    def cut(self, output: Output) -> None:
+        """Drop what a choice has, because the client has cancelled and takes no more."""
+        self.unsent_bytes -= output.unsent_bytes
+        output.cut()
+
+    def drop_pieces(self, output: Output) -> None:
+        self.unsent_bytes -= output.unsent_bytes
+        output.drop_pieces()
+
+    def chunk_sent(self, output: Output) -> None:
         self.sequence += 1
         if self.credit is not None:
             self.credit -= 1
-        self.drop_output()
+        self.drop_pieces(output)
+
+    def close(self, output: Output) -> wire.End | None:
+        """The END of a choice is on its way, and is returned if there is one; there is no other for it."""
+        del self.waiting[output.index]
+        end = output.end
+        if end is not None:
+            output.closed = True
+            self._n_open -= 1
+            end.more = self._n_open > 0
+            if not end.more:
+                self.close_all()
+        return end
+
+    def close_all(self) -> None:
+        """The last reply is on its way; there is no other."""
+        self.closed = True
+        self.peer.finish(self.id)
 
     def accepted(self, fingerprint: str) -> wire.Accepted:
         position = len(self.prompt_ids) // TOKEN_BYTES
         return wire.Accepted(tokens=self.prompt_ids, seed=self.seed, position=position, fingerprint=fingerprint)
 
-    def make_end(self, event: Event, fingerprint: str) -> wire.End:
-        """The END of a request that the engine finished."""
+    def failed_end(self, error: MiroError) -> Callable[[int], wire.End]:
+        """The END of each choice of a request that the worker gives up."""
+        usage, timing = self._usage_so_far(), wire.Timing(queue_ms=self.waited_ms)
+        return lambda i: wire.End(
+            i=i, reason="error", code=error.code, message=error.message, usage=usage, timing=timing
+        )
+
+    def cancelled_end(self) -> Callable[[int], wire.End]:
+        """The END of each choice of a request that was cancelled before the engine knew it."""
+        usage = self._usage_so_far()
+        return lambda i: wire.End(i=i, reason="cancelled", usage=usage, timing=wire.Timing())
+
+    def _decide(self, output: Output, end: wire.End) -> None:
+        self._n_undecided -= output.end is None
+        output.decide(end)
+
+    def _end_of(self, event: Event, index: int, fingerprint: str) -> wire.End:
+        """The END of a choice that the engine finished."""
         usage, timing, error = event.usage, event.timing, event.error
         end = wire.End(
+            i=index,
             reason=str(event.finish_reason),
             code=None if error is None else error.code,
             message=None if error is None else error.message,
             stop=event.stop,
+            score=event.score,
             usage=self._usage_so_far()
             if usage is None
             else wire.Usage(prompt=usage.prompt_tokens, cached=usage.cached_tokens, completion=usage.completion_tokens),
@@ -106,20 +157,11 @@ class Stream:
                 decode_ms=timing.decode_ms,
             ),
         )
-        if not self.streamed:
-            end.t, end.k, end.lp = "".join(self._text), wire.pack_ids(self._tokens), self._logprobs
-            end.tokens, end.seed, end.fingerprint = self.prompt_ids, self.seed, fingerprint
-            self.drop_output()
+        if index == 0:
+            end.plp = self._prompt_logprobs if error is None else None
+            if not self.streamed:
+                end.tokens, end.seed, end.fingerprint = self.prompt_ids, self.seed, fingerprint
         return end
-
-    def failed_end(self, error: MiroError) -> wire.End:
-        """The END of a request that the worker gives up."""
-        usage, timing = self._usage_so_far(), wire.Timing(queue_ms=self.waited_ms)
-        return wire.End(reason="error", code=error.code, message=error.message, usage=usage, timing=timing)
-
-    def cancelled_end(self) -> wire.End:
-        """The END of a request that was cancelled before the engine knew it."""
-        return wire.End(reason="cancelled", usage=self._usage_so_far(), timing=wire.Timing())
 
     def _usage_so_far(self) -> wire.Usage:
         return wire.Usage(prompt=len(self.prompt_ids) // TOKEN_BYTES)

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from miro_client.errors import InternalError, MiroError, RequestError
+from miro_client.errors import InternalError, MiroError, RequestError, TooLarge
 from miro_client.wire import pack_ids, unpack_ids
 from miro_cy.requests import Request
 from miro_cy.sampling.params import SamplingParams
 from miro_worker.conversation import unpack_messages
-from miro_worker.jobs import Abort, Job, Outcome, Prepared, Refused
+from miro_worker.jobs import Abort, Failed, Job, Outcome, Prepared
 from miro_worker.mailbox import Mailbox
+from miro_worker.output import TOKEN_BYTES, logprob_bytes
 
 log = logging.getLogger("miro.worker")
 
@@ -33,7 +34,10 @@ def as_request_error(error: Exception, doing: str) -> RequestError:
 
 
 class TextLoop:
-    """Takes jobs in order, hands prepared ones to the step thread and errors to the I/O thread."""
+    """Takes jobs in order, hands prepared ones to the step thread and errors to the I/O thread.
+
+    max_reply_bytes: what the log-probabilities of a prompt may come to.
+    """
 
     def __init__(
         self,
@@ -41,12 +45,14 @@ class TextLoop:
         inbox: Mailbox[Job],
         steps: Mailbox[Prepared | Abort],
         outcomes: Mailbox[Outcome],
+        max_reply_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._inbox = inbox
         self._steps = steps
         self._outcomes = outcomes
+        self._max_reply_bytes = max_reply_bytes
         self._clock = clock
         self._began: float | None = None
 
@@ -74,7 +80,20 @@ class TextLoop:
             request = self._engine.prepare(prompt, job.params)
             assert isinstance(request.prompt, Mapping)
             prepared = Prepared(job, request, pack_ids(request.prompt["tokens"]))
+            self._check_scores(prepared)
         except Exception as error:
-            self._outcomes.put([Refused(job, as_request_error(error, "preparing the prompt"))])
+            self._outcomes.put([Failed(job, as_request_error(error, "preparing the prompt"))])
             return
         self._steps.put([prepared])
+
+    def _check_scores(self, prepared: Prepared) -> None:
+        """Refuse a prompt whose log-probabilities no END could hold, before it is computed. Raises TooLarge."""
+        top = prepared.job.params.prompt_logprobs
+        n_prompt = len(prepared.tokens) // TOKEN_BYTES
+        if top is None or logprob_bytes(n_prompt, top) <= self._max_reply_bytes:
+            return
+        raise TooLarge(
+            f"the log-probabilities of {n_prompt} prompt tokens with {top} alternatives each count "
+            f"{logprob_bytes(n_prompt, top)} bytes, an answer holds {self._max_reply_bytes}",
+            field="prompt_logprobs",
+        )

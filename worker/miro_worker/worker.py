@@ -104,7 +104,7 @@ class Worker:
         outcomes: Mailbox[Outcome] = Mailbox(MAX_OUTCOMES, wakeup.set)
         self._texts: Mailbox[Job] = Mailbox(config.max_requests)
         self._steps: Mailbox[Prepared | Abort] = Mailbox(config.max_requests)
-        self._text = TextLoop(engine, self._texts, self._steps, outcomes)
+        self._text = TextLoop(engine, self._texts, self._steps, outcomes, config.max_reply_bytes)
         self._step = StepLoop(engine, self._steps, outcomes, on_fatal=self._fail, on_warm=self._warm.set)
         sessions = Sessions(
             data, config, fingerprint=engine.fingerprint, texts=self._texts, steps=self._steps, clock=clock

@@ -1,13 +1,15 @@
 """How `miro run` and `miro chat` get answers, from an engine in this process or a worker: both look the same here.
 
-An answer is a generator: it yields text as it comes and returns an Answer. Closing it ends the request.
+An answer is a generator: it yields text as it comes and returns an Answer. Closing it ends the request. Of several
+choices the first is yielded as it comes, the others behind it, each under its number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from miro_client.errors import ContextOverflow, Unsupported
@@ -33,13 +35,27 @@ class Question:
 
 @dataclass(slots=True)
 class Answer:
-    """The whole answer; field names are those of --json. Times in milliseconds."""
+    """The whole answer; field names are those of --json. Times in milliseconds.
+
+    score: of a beam search. choices: all answers if several were asked for, of which this is the first.
+    """
 
     text: str
     tokens: list[int]
     finish_reason: str
     usage: dict[str, int]
     timing: dict[str, float]
+    score: float | None = None
+    choices: list[Answer] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints: score and choices only where there are any."""
+        told = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("score", "choices")}
+        if self.score is not None:
+            told["score"] = self.score
+        if self.choices:
+            told["choices"] = [choice.as_json() for choice in self.choices]
+        return told
 
 
 Pieces = Generator[str, None, Answer]
@@ -80,24 +96,22 @@ def answer(ask: Ask, question: Question) -> Pieces:
 def from_engine(engine: Engine) -> Ask:
     """Answers by an engine in this process."""
     from miro_cy import SamplingParams
+    from miro_cy.completions import Gathered
 
     def ask(
         text: str | None, messages: list[dict[str, str]] | None, max_tokens: int | None, sampling: dict[str, Any]
     ) -> Pieces:
         params = SamplingParams(max_tokens=max_tokens, **sampling)
-        whole: list[str] = []
-        tokens: list[int] = []
-        last = None
+        choices = [Gathered(with_logprobs=False) for _ in range(params.n_choices)]
+        heading = _heading(1) if len(choices) > 1 else ""
         for event in engine.stream({"messages": messages} if text is None else text, params):
             if event.error is not None:
                 raise event.error
-            whole.append(event.text)
-            tokens.extend(int(token) for token in event.tokens)
-            last = event
-            yield event.text
-        reason = (last and last.finish_reason) or "cancelled"
-        usage = getattr(last, "usage", None)
-        return Answer("".join(whole), tokens, reason, _usage(usage), _timing(getattr(last, "timing", None)))
+            choices[event.choice].take(event)
+            if event.choice == 0:
+                yield heading + event.text
+                heading = ""
+        return (yield from _all_of([choice.completion() for choice in choices]))
 
     return ask
 
@@ -109,15 +123,17 @@ def from_worker(client: Client) -> Ask:
         text: str | None, messages: list[dict[str, str]] | None, max_tokens: int | None, sampling: dict[str, Any]
     ) -> Pieces:
         given = sampling if max_tokens is None else {**sampling, "max_tokens": max_tokens}
-        whole: list[str] = []
-        tokens: list[int] = []
+        several = max(sampling.get("n", 1), sampling.get("beam_width", 1)) > 1
+        heading = _heading(1) if several else ""
         with closing(client.generate(text, messages=messages, **given)) as chunks:
             for chunk in chunks:
-                whole.append(chunk.text)
-                tokens.extend(chunk.tokens)
-                yield chunk.text
-            result = chunks.result
-        return Answer("".join(whole), tokens, result.finish_reason, _usage(result.usage), _timing(result.timing))
+                if chunk.choice == 0:
+                    yield heading + chunk.text
+                    heading = ""
+            choices = chunks.result.choices
+        if heading:  # the first has no text, and so has had no chunk
+            yield heading
+        return (yield from _all_of(choices))
 
     return ask
 
@@ -125,6 +141,29 @@ def from_worker(client: Client) -> Ask:
 def stopped(text: str) -> Answer:
     """An answer that the user ended, whose tokens and times nobody told."""
     return Answer(text, [], "cancelled", _usage(None), _timing(None))
+
+
+def _all_of(choices: list[Any]) -> Pieces:
+    """Yields the texts of the choices behind the first; the answer that holds all of them."""
+    answers = [
+        Answer(
+            choice.text,
+            [int(token) for token in choice.tokens],
+            choice.finish_reason,
+            _usage(choice.usage),
+            _timing(choice.timing),
+            choice.score,
+        )
+        for choice in choices
+    ]
+    for number, (before, one) in enumerate(pairwise(answers), 2):
+        line_break = "\n" if before.text and not before.text.endswith("\n") else ""
+        yield line_break + _heading(number) + one.text
+    return replace(answers[0], choices=answers if len(answers) > 1 else [])
+
+
+def _heading(number: int) -> str:
+    return f"[{number}]\n"
 
 
 def _usage(usage: Any) -> dict[str, int]:

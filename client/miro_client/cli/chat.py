@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -151,7 +150,7 @@ class Talk:
             return
         self._dropped = None
         if self._as_json:
-            print_json(asdict(result))
+            print_json(result.as_json())
         if result.finish_reason == "length":
             remark_cut(result.usage["completion_tokens"])
         elif result.finish_reason == "cancelled":

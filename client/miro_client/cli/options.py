@@ -61,6 +61,17 @@ def sampling_options(*, max_tokens: int, temperature: str) -> Callable[[Any], An
     )
 
 
+choice_options = _all(
+    click.option("--n", type=click.IntRange(1, 64), metavar="N", help="Draw N answers, each under its number."),
+    click.option(
+        "--beam-width",
+        type=click.IntRange(1, 16),
+        metavar="W",
+        help="Search for the likeliest answers with W beams instead of drawing; all of them, or the best --n.",
+    ),
+)
+
+
 def check_options(options: Mapping[str, Any]) -> None:
     """Raise UsageError for what click cannot tell: options that exclude each other, NaN, text that is not UTF-8."""
     for name in ("temperature", "top_p"):
@@ -98,10 +109,12 @@ def valid_text(source: str, text: str) -> str:
 
 def sampling_of(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Sampling parameters: what was stated, else the defaults; greedy defaults give way to who asks for draws."""
-    stated = {name: options[name] for name in ("temperature", "top_k", "top_p", "seed") if options[name] is not None}
+    names = ("temperature", "top_k", "top_p", "seed", "n", "beam_width")
+    stated = {name: options[name] for name in names if options.get(name) is not None}
     sampling = {**defaults, **stated}
-    if stated and "temperature" not in stated and sampling.get("temperature") == 0:
-        sampling["temperature"] = 1.0  # who filters or seeds draws wants draws
+    draws = any(name in stated for name in ("top_k", "top_p", "seed")) or stated.get("n", 1) > 1
+    if draws and "temperature" not in stated and sampling.get("temperature") == 0:
+        sampling["temperature"] = 1.0  # who filters, seeds or repeats draws wants draws
     if options["stop"]:
         sampling["stop"] = list(options["stop"])
     return sampling

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +11,7 @@ import click
 from miro_client.cli.console import MAX_INPUT_BYTES, Failure, TextOut, print_json, remark_cut, require_stdout
 from miro_client.cli.options import (
     check_options,
+    choice_options,
     engine_options,
     sampling_of,
     sampling_options,
@@ -39,13 +39,15 @@ def load() -> click.Command:
 @source_options
 @click.option("--system", metavar="TEXT", help="System message, before the prompt.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as plain text, without the model's chat template.")
-@sampling_options(max_tokens=512, temperature="0; 1 where --top-k, --top-p or --seed asks for draws")
+@sampling_options(max_tokens=512, temperature="0; 1 where --top-k, --top-p, --seed or --n asks for draws")
+@choice_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of streaming text.")
 @engine_options
 def run(prompt: str | None, as_json: bool, **options: Any) -> None:
     """Answer PROMPT, or what comes on standard input (UTF-8, less one line break at its end).
 
-    Without --connect the model runs in this process. --json prints text, tokens, finish_reason, usage and timing.
+    Without --connect the model runs in this process. --json prints text, tokens, finish_reason, usage and timing; of
+    several answers those of the first, and all in `choices`.
     """
     check_options(options)
     if options["raw"] and options["system"] is not None:
@@ -113,13 +115,16 @@ def _print_json(ask: Ask, question: Question) -> None:
                 next(pieces)
         except StopIteration as end:
             result: Answer = end.value
-    print_json(asdict(result))
+    print_json(result.as_json())
     _judge(result)
 
 
 def _judge(result: Answer) -> None:
-    """Say when the answer is not whole: to a person if a limit cut it, as a failure if it was ended from outside."""
-    if result.finish_reason == "length":
-        remark_cut(result.usage["completion_tokens"])
-    elif result.finish_reason != "stop":
-        raise Failure(f"the request was ended before its answer was complete ({result.finish_reason})")
+    """Say when an answer is not whole: to a person if a limit cut it, as a failure if it was ended from outside."""
+    answers = result.choices or [result]
+    for one in answers:
+        if one.finish_reason not in ("stop", "length"):
+            raise Failure(f"the request was ended before its answer was complete ({one.finish_reason})")
+    cut = [one.usage["completion_tokens"] for one in answers if one.finish_reason == "length"]
+    if cut:
+        remark_cut(max(cut))

@@ -45,7 +45,7 @@ class Accepted(_Reply, kw_only=True):
     fingerprint: str
 
 
-#: One generated token: its natural-log probability and the likeliest alternatives, best first.
+#: One token: its natural-log probability and the likeliest alternatives, best first.
 Logprob = tuple[float, list[tuple[int, float]]]
 
 
@@ -72,7 +72,13 @@ class Timing(_Reply, kw_only=True):
 
 
 class End(_Reply, kw_only=True):
-    """The last message of a choice. t, k, lp, tokens, seed and fingerprint are set when nothing was streamed."""
+    """The last message of a choice. t, k and lp are set when nothing was streamed; of choice 0 tokens, seed and
+    fingerprint, too.
+
+    more: other choices have not ended. score: by which the choices are in order, best first, if they are.
+    plp (of choice 0): one entry a token of the prompt, None for the first, if prompt_logprobs were asked for and are
+    complete.
+    """
 
     i: int = 0
     reason: str
@@ -87,6 +93,9 @@ class End(_Reply, kw_only=True):
     tokens: bytes | None = None
     seed: int | None = None
     fingerprint: str | None = None
+    plp: list[Logprob | None] | None = None
+    more: bool = False
+    score: float | None = None
 
 
 class Pong(_Reply, kw_only=True):

@@ -49,7 +49,7 @@ class Generate(_Request, kw_only=True):
     tokens: bytes | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
     sampling: Sampling = {}
-    n: Annotated[int, Meta(ge=1, le=64)] = 1
+    n: Annotated[int, Meta(ge=1, le=64)] | None = None
     stream: bool = False
     credit: Annotated[int, Meta(ge=1, le=MAX_CREDIT)] | None = None
     queue_ms: Annotated[int, Meta(ge=1, le=2**53)] | None = None
