@@ -47,7 +47,7 @@ class Engine:
         self._preparer = Preparer(
             parts.tokenizer,
             parts.spec.vocab_size,
-            min(parts.context, parts.capacity),
+            parts.context,
             parts.scheduler.check,
             parts.config.seed,
         )

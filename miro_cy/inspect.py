@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from miro_cy.cache.windows import blocks_needed
 from miro_cy.config import Compute, EngineConfig, KVDtype, parse_bytes
 from miro_cy.errors import ConfigError
 from miro_cy.hub import resolve
 from miro_cy.loading import compute_mode, kv_dtype_of, tokenizer_of
 from miro_cy.machine import default_threads
-from miro_cy.memory import Room, is_quantised, packed_bytes, room_for, rope_bytes, step_bytes
+from miro_cy.memory import Room, is_quantised, kv_block, packed_bytes, room_for, rope_bytes, step_bytes
 from miro_cy.model.checkpoint import Checkpoint, Part
 from miro_cy.model.opening import open_checkpoint
 from miro_cy.model.spec import KV_BYTES, ModelSpec
@@ -43,7 +44,8 @@ class Memory:
 class Fit:
     """What `total` bytes have room for beside the weights and a step's buffers.
 
-    left: bytes for the KV cache. tokens: those it holds, in whole blocks. context: most tokens of one sequence then.
+    left: bytes for the KV cache. tokens: those it holds in all layers, in whole blocks. context: most tokens of one
+    sequence then, of which layers with a window hold only the last.
     """
 
     total: int
@@ -166,8 +168,10 @@ def _memory(spec: ModelSpec, parts: list[Part], context: int) -> dict[str, Memor
     defaults = EngineConfig()
     weights = packed_bytes(parts)
     activations = step_bytes(spec, defaults, default_threads()) + rope_bytes(spec, context)
-    tokens = -(-context // defaults.block_size) * defaults.block_size
-    kv = {dtype: spec.kv_bytes_per_token(dtype) * tokens for dtype in KV_BYTES}
+    kv = {}
+    for dtype in KV_BYTES:
+        block, windows = kv_block(spec, defaults, dtype)
+        kv[dtype] = block * blocks_needed(windows, context, defaults.block_size)
     return {dtype: Memory(weights, activations, n, weights + activations + n) for dtype, n in kv.items()}
 
 
@@ -183,5 +187,6 @@ def _fit(spec: ModelSpec, parts: list[Part], total: int) -> dict[str, Fit]:
 
 
 def _fit_of(room: Room, context: int) -> Fit:
-    tokens = room.blocks * room.block_size
-    return Fit(room.total, room.weights, room.activations, max(0, room.left), tokens, min(tokens, context))
+    tokens = room.blocks // len(room.windows) * room.block_size
+    longest = room.tokens(room.blocks, context)
+    return Fit(room.total, room.weights, room.activations, max(0, room.left), tokens, longest)

@@ -16,6 +16,7 @@ from miro_cy.batch import BatchView  # noqa: F401  (loads the extension before t
 from miro_cy.cache.block_pool import BlockPool
 from miro_cy.cache.block_table import BlockTables
 from miro_cy.cache.prefix import PrefixIndex
+from miro_cy.cache.windows import tokens_within
 from miro_cy.config import Compute, EngineConfig, KVDtype
 from miro_cy.core import EngineCore
 from miro_cy.errors import ConfigError, ModelFormatError
@@ -26,6 +27,7 @@ from miro_cy.memory import is_quantised, kv_blocks, room_for
 from miro_cy.model.checkpoint import Checkpoint
 from miro_cy.model.executor import CpuExecutor
 from miro_cy.model.generation import GenerationDefaults
+from miro_cy.model.kv_groups import kv_groups
 from miro_cy.model.opening import open_checkpoint
 from miro_cy.model.spec import ModelSpec
 from miro_cy.model.weights import Weights, load_weights, packable_parts
@@ -38,7 +40,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(slots=True)
 class Parts:
-    """What `load_parts` built."""
+    """What `load_parts` built. context: most tokens of a sequence; capacity: tokens that the pool holds."""
 
     core: EngineCore
     scheduler: Scheduler
@@ -146,9 +148,10 @@ def _assemble(
     spec, n_blocks = checkpoint.spec, plan.n_blocks
     index = PrefixIndex(n_blocks, config.block_size) if config.prefix_cache else None
     pool = BlockPool(n_blocks, config.block_size, index)
-    width = min(n_blocks, -(-plan.context // config.block_size))
-    context = min(plan.context, width * config.block_size)
-    tables = BlockTables(1, config.max_num_seqs, width)
+    windows = kv_groups(spec).windows
+    context = tokens_within(windows, n_blocks, config.block_size, plan.context)
+    width = -(-context // config.block_size)
+    tables = BlockTables(len(windows), config.max_num_seqs, width, windows)
     limits = SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
         max_step_tokens=config.max_step_tokens,
@@ -176,7 +179,7 @@ def _assemble(
     core = EngineCore(executor, scheduler, pool, tokenizer, time.monotonic)
     isa = active_isa()
     fingerprint = f"{digest}-{plan.compute}-{plan.kv_dtype}-{isa}-{miro_cy.__version__}"
-    capacity = n_blocks * config.block_size
+    capacity = n_blocks // len(windows) * config.block_size
     return Parts(
         core=core,
         scheduler=scheduler,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from miro_cy._kernels.weights import FORMATS, packed_nbytes
+from miro_cy.cache.windows import blocks_needed, tokens_within
 from miro_cy.config import EngineConfig, KVDtype
 from miro_cy.errors import ConfigError, Unavailable
 from miro_cy.model.checkpoint import Part
+from miro_cy.model.kv_groups import kv_groups
 from miro_cy.model.spec import ModelSpec
 from miro_cy.model.step import buffer_bytes
 from miro_cy.sched.budget import MIN_CHUNK
@@ -27,7 +29,8 @@ class Room:
     """What there is for KV blocks. All in bytes, but block_size in tokens.
 
     total: all that may be taken, before the model is loaded. weights: packed. activations: a step's buffers and the
-    rotary tables, for as many positions as fit. block: one KV block, all layers.
+    rotary tables, for as many positions as fit. block: one KV block, of the layers of one group. windows: keys that a
+    query of each layer group sees (0: all).
     """
 
     total: int
@@ -35,6 +38,7 @@ class Room:
     activations: int
     block: int
     block_size: int
+    windows: tuple[int, ...] = (0,)
 
     @property
     def left(self) -> int:
@@ -43,13 +47,22 @@ class Room:
 
     @property
     def blocks(self) -> int:
-        """KV blocks that fit."""
-        return max(0, self.left // self.block)
+        """KV blocks that fit; none when not every layer group has one."""
+        return self.left // self.block if self.left >= self.least else 0
+
+    @property
+    def least(self) -> int:
+        """Bytes of a block in every layer group, without which nothing can be computed."""
+        return self.block * len(self.windows)
+
+    def tokens(self, blocks: int, limit: int) -> int:
+        """The longest sequence, in tokens up to `limit`, that so many blocks have room for."""
+        return tokens_within(self.windows, blocks, self.block_size, limit)
 
     def __str__(self) -> str:
         return (
             f"of {self.total:,} bytes the weights take {self.weights:,} and a step's buffers {self.activations:,}, "
-            f"which leaves {self.left:,}; one block of {self.block_size} tokens takes {self.block:,}"
+            f"which leaves {self.left:,}; one block of {self.block_size} tokens takes {self.least:,}"
         )
 
 
@@ -64,18 +77,25 @@ def room_for(
     total: int,
 ) -> Room:
     """The room that `total` bytes have for a model with these settings, at most `context` tokens a sequence."""
-    token = spec.kv_bytes_per_token(kv_dtype)
     weights, buffers = packed_bytes(parts), step_bytes(spec, config, threads)
-    positions = min(context, max(0, total - weights - buffers) // token)
-    return Room(total, weights, buffers + rope_bytes(spec, positions), token * config.block_size, config.block_size)
+    block, windows = kv_block(spec, config, kv_dtype)
+    room = Room(total, weights, buffers, block, config.block_size, windows)
+    positions = min(context, max(max(0, room.left) * room.block_size // room.least, room.tokens(room.blocks, context)))
+    return replace(room, activations=buffers + rope_bytes(spec, positions))
+
+
+def kv_block(spec: ModelSpec, config: EngineConfig, kv_dtype: KVDtype) -> tuple[int, tuple[int, ...]]:
+    """Bytes of one KV block, and the windows of the layer groups whose blocks the pool holds."""
+    groups = kv_groups(spec)
+    return groups.size * spec.kv_bytes_per_layer(kv_dtype) * config.block_size, groups.windows
 
 
 def kv_blocks(room: Room, config: EngineConfig, context: int) -> int:
     """Blocks of the KV pool. Raises ConfigError, with the arithmetic, for a budget that is too small or too large."""
     if isinstance(config.kv_memory, int):
-        if config.kv_memory < room.block:
+        if config.kv_memory < room.least:
             raise ConfigError(
-                f"kv_memory is {config.kv_memory:,} bytes, one block of {room.block_size} tokens takes {room.block:,}",
+                f"kv_memory is {config.kv_memory:,} bytes, one block of {room.block_size} tokens takes {room.least:,}",
                 field="kv_memory",
             )
         if config.kv_memory > room.left:
@@ -84,8 +104,8 @@ def kv_blocks(room: Room, config: EngineConfig, context: int) -> int:
     if not room.blocks:
         raise Unavailable(f"there is no room for a KV cache: {room}", field="kv_memory")
     contexts, share = (SERVER_CONTEXTS, SERVER_SHARE) if config.kv_memory == "auto" else (1, SINGLE_SHARE)
-    one_context = -(-context // room.block_size)
-    return max(1, min(one_context * contexts, int(room.left * share) // room.block))
+    one_context = blocks_needed(room.windows, context, room.block_size)
+    return max(len(room.windows), min(one_context * contexts, int(room.left * share) // room.block))
 
 
 def packed_bytes(parts: Iterable[Part]) -> int:

@@ -15,7 +15,9 @@ its middle costs O(1) and nothing is ever allocated:
         alloc() takes here                                blocks that keep content join at this end: reused last
 
 Children leave before their parents: whoever holds an entry holds the blocks before it, and gives blocks back from the
-last to the first, so a parent is always used more recently than its children.
+last to the first, so a parent is always used more recently than its children. Only where the first layer group has a
+window may a parent be the older one. Then an entry below it goes in its stead; but if somebody holds that, the parent
+goes, all entries below it leave the index, and those that nobody holds are free.
 """
 
 from cython cimport final
@@ -43,7 +45,8 @@ cdef class BlockPool:
     cpdef int share(self, int block) except -1
     cpdef int decref(self, int block) except -1
     cpdef int refcount(self, int block) except -1
-    cdef int _check_list(self) except -1
+    cdef int _check_list(self, bint in_order) except -1
     cdef bint is_entry(self, int block) noexcept
+    cdef int _forget(self, int block) except -1
     cdef void _unlink(self, int block) noexcept
     cdef void _link(self, int block, int before) noexcept

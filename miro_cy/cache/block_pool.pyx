@@ -50,19 +50,21 @@ cdef class BlockPool:
         return n_tokens // self.block_size + (n_tokens % self.block_size != 0)
 
     cpdef int alloc(self) except -1:
-        """Take a block, with a reference count of one: a free one, else the cached one that was used least recently.
+        """Take a block, with a reference count of one: a free one, else the cached one that was used least recently, or
+        rather the end of a prompt that goes on behind it.
 
         InternalError when none is available.
         """
-        cdef int block = self._next[self.n_blocks]
+        cdef int last, block = self._next[self.n_blocks]
         if block == self.n_blocks:
             raise InternalError("the KV pool has no block left")
         if self.is_entry(block):
-            self.index.remove(block)
-            self.n_cached -= 1
+            last = self.index.deepest(block)
+            if self._ref[last] == 0:
+                block = last
+            self._forget(block)
             self.evictions += 1
-        else:
-            self.n_free -= 1
+        self.n_free -= 1
         self._unlink(block)
         self._ref[block] = 1
         tally(OWNED_BLOCKS, 1)
@@ -108,12 +110,13 @@ cdef class BlockPool:
             raise InternalError(f"block {block} is outside the pool of {self.n_blocks}")
         return self._ref[block]
 
-    def check(self, const int32_t[::1] holders=None):
+    def check(self, const int32_t[::1] holders=None, bint in_order=True):
         """Raise AssertionError unless every block is in exactly one place (promise 3).
 
-        holders: int32 [n_blocks], how many tables hold each block; then the reference counts must equal it.
+        holders: int32 [n_blocks], how many tables hold each block; then the reference counts must equal it. in_order:
+        whoever holds an entry holds its parent too, and entries are evicted before their parents.
         """
-        cdef int block, parent, owned = 0, seen = self._check_list()
+        cdef int block, parent, owned = 0, seen = self._check_list(in_order)
         for block in range(self.n_blocks):
             if (self._ref[block] == 0) == (self._next[block] < 0):
                 raise AssertionError(f"block {block} has {self._ref[block]} holders; on the free list or not?")
@@ -121,7 +124,7 @@ cdef class BlockPool:
             if holders is not None and holders[block] != self._ref[block]:
                 raise AssertionError(f"block {block}: reference count {self._ref[block]}, holders {holders[block]}")
             parent = self.index.entry(block)[1] if self.is_entry(block) else NO_PARENT
-            if parent != NO_PARENT and self._ref[parent] < self._ref[block]:
+            if in_order and parent != NO_PARENT and self._ref[parent] < self._ref[block]:
                 raise AssertionError(f"block {block} has more holders than its parent")
         if seen != self.n_free + self.n_cached or seen + owned != self.n_blocks:
             raise AssertionError(
@@ -130,8 +133,8 @@ cdef class BlockPool:
         if self.index is not None:
             self.index.check()
 
-    cdef int _check_list(self) except -1:
-        """The length of the free list: free blocks, then cached ones, children before their parents."""
+    cdef int _check_list(self, bint in_order) except -1:
+        """The length of the free list: free blocks, then cached ones, in order children before their parents."""
         cdef int at = self._next[self.n_blocks], before = self.n_blocks, seen = 0, cached = 0
         gone = set()
         while at != self.n_blocks:
@@ -139,7 +142,7 @@ cdef class BlockPool:
                 raise AssertionError(f"the free list is corrupt at block {at}")
             if self.is_entry(at):
                 parent = self.index.entry(at)[1]
-                if parent in gone:
+                if in_order and parent in gone:
                     raise AssertionError(f"block {at} would be evicted after its parent {parent}")
                 gone.add(at)
                 cached += 1
@@ -153,6 +156,21 @@ cdef class BlockPool:
 
     cdef bint is_entry(self, int block) noexcept:
         return self.index is not None and self.index.holds(block)
+
+    cdef int _forget(self, int block) except -1:
+        """Have a cached block leave the index, and before it whatever names it as parent; what nobody holds is free."""
+        cdef int at, parent = block
+        while True:
+            at = self.index.deepest(parent)
+            parent = self.index.parent(at)
+            self.index.remove(at)
+            if self._ref[at] == 0:
+                self._unlink(at)
+                self._link(at, self._next[self.n_blocks])
+                self.n_cached -= 1
+                self.n_free += 1
+            if at == block:
+                return 0
 
     cdef void _unlink(self, int block) noexcept:
         MIRO_INDEX(block, self.n_blocks)

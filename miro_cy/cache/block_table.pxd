@@ -1,12 +1,14 @@
 """Block tables: which blocks hold the tokens of each running sequence, one table a layer group. Ints only.
 
-    array[group, slot, 0 .. length[group, slot] - 1]    block ids; token p is in entry p // block_size
-    array[group, slot, length[group, slot] ..]          NO_BLOCK, never read
+    array[group, slot, 0 .. start[group, slot] - 1]         NO_BLOCK, never read: they left the group's window
+    array[group, slot, start .. length[group, slot] - 1]    block ids; token p is in entry p // block_size
+    array[group, slot, length[group, slot] ..]              NO_BLOCK, never read
 
-The array is the one copy: every BatchView shares it. All groups have the same length now; a group whose layers attend
-locally will give back what left its window, hence a length for each group. A table holds one reference to each of its
-blocks, so that sequences can share them: a prefix hit and a fork copy ids, not a cache. A shared block is only read.
-What is still to be written goes into a block of its own: hits and forks end before it, or `own` puts one there.
+The array is the one copy: every BatchView shares it. A group whose layers attend locally gives back what left its
+window and takes blocks as it goes (windows.pxd), hence a start and a length for each group; `length` counts entries
+from 0, given back or not. A table holds one reference to each of its blocks, so that sequences can share them: a prefix
+hit and a fork copy ids, not a cache. A shared block is only read. What is still to be written goes into a block of its
+own: hits and forks end before it, or `own` puts one there.
 """
 
 from cython cimport final
@@ -24,14 +26,22 @@ cdef class BlockTables:
     cdef readonly int n_slots
     cdef readonly int max_blocks       # entries a table
     cdef int32_t[:, :, ::1] table      # [groups, slots, max_blocks]
+    cdef int32_t[::1] window           # [groups] keys that a query sees, itself included; 0: all
+    cdef int32_t[:, ::1] _start        # [groups, slots]
     cdef int32_t[:, ::1] _length       # [groups, slots]
     cdef bint _counted                 # among the live objects
 
     cpdef int length(self, int slot) except -1
+    cpdef int start(self, int group, int slot) except -1
+    cpdef int held(self, int group, int slot) except -1
     cpdef int missing(self, int slot, int n_blocks) except -1
     cpdef int extend(self, BlockPool pool, int slot, int n_blocks) except -1
+    cpdef int give_back(self, BlockPool pool, int group, int slot, int first) except -1
+    cpdef int shorten(self, BlockPool pool, int group, int slot, int n_blocks) except -1
     cpdef int share(self, BlockPool pool, int group, int slot, int at, int block) except -1
     cpdef int fork(self, BlockPool pool, int source, int target, int n_blocks) except -1
     cpdef int to_own(self, BlockPool pool, int slot, int at) except -1
     cpdef int own(self, BlockPool pool, int group, int slot, int at) except -2
     cpdef int free(self, BlockPool pool, int slot) except -1
+    cdef int group_length(self, int group, int slot) except -1
+    cdef int extend_group(self, BlockPool pool, int group, int slot, int n_blocks) except -1

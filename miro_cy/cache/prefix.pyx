@@ -37,7 +37,10 @@ cdef class PrefixIndex:
         self._after = np.full(n_blocks, -1, np.int32)
         self._group = np.full(n_blocks, -1, np.int32)
         self._parent = np.full(n_blocks, NO_PARENT, np.int32)
-        self._children = np.zeros(n_blocks, np.int32)
+        self._child = np.full(n_blocks, -1, np.int32)
+        self._next = np.full(n_blocks, -1, np.int32)
+        self._prev = np.full(n_blocks, -1, np.int32)
+        self._serial = np.zeros(n_blocks, np.uint64)
         self._hash = np.zeros(n_blocks, np.uint64)
         self._domain = np.zeros((n_blocks, 2), np.uint64)
         self._tokens = np.zeros((n_blocks, block_size), np.int32)
@@ -73,7 +76,10 @@ cdef class PrefixIndex:
         return 0
 
     cdef int find(self, const Chain* chain, int at, const int32_t* tokens, int group, int parent) noexcept:
-        """The entry of a sequence's block `at` in a group, or -1; parent: that of the block before, NO_PARENT at 0."""
+        """The entry of a sequence's block `at` in a group, or -1.
+
+        parent: in the first group the entry of the block before, NO_PARENT at 0; in others the first group's of `at`.
+        """
         cdef uint64_t key = chain.hash[at]
         cdef int block = self._bucket[key & <uint64_t> (self._bucket.shape[0] - 1)]
         while block >= 0:
@@ -91,17 +97,18 @@ cdef class PrefixIndex:
     cdef int insert(
         self, const Chain* chain, int at, const int32_t* tokens, int group, int parent, int block
     ) except -1:
-        """Enter a sequence's block `at`, which nobody writes any more. Its parent is an entry, or NO_PARENT."""
+        """Enter a sequence's block `at`, which nobody writes any more; parent: as in `find`."""
         cdef uint64_t key = chain.hash[at]
         cdef Py_ssize_t bucket = <Py_ssize_t> (key & <uint64_t> (self._bucket.shape[0] - 1))
-        if self._group[block] >= 0 or (at == 0) != (parent == NO_PARENT) or at >= chain.n_hashed:
+        cdef bint is_root = group == 0 and at == 0
+        if self._group[block] >= 0 or is_root != (parent == NO_PARENT) or at >= chain.n_hashed:
             raise InternalError(f"block {block} cannot enter the prefix index")
-        if parent != NO_PARENT:
-            if self._group[parent] != group:
-                raise InternalError(f"block {parent} is not in the prefix index: it cannot be a parent")
-            self._children[parent] += 1
+        if parent != NO_PARENT and self._group[parent] != 0:
+            raise InternalError(f"block {parent} is not in the prefix index: it cannot be a parent")
+        self._n_inserted += 1
+        self._serial[block] = self._n_inserted
         self._group[block] = group
-        self._parent[block] = parent
+        self._hang(block, parent)
         self._hash[block] = key
         memcpy(&self._domain[block, 0], chain.domain, sizeof(chain.domain))
         memcpy(&self._tokens[block, 0], tokens + at * self.block_size, self.block_size * sizeof(int32_t))
@@ -115,11 +122,29 @@ cdef class PrefixIndex:
         MIRO_INDEX(block, self.n_blocks)
         return self._group[block] >= 0
 
+    cdef uint64_t serial(self, int block) noexcept:
+        """Tells an entry from every other that this block has been; 0 when it is none."""
+        MIRO_INDEX(block, self.n_blocks)
+        return self._serial[block] if self._group[block] >= 0 else 0
+
+    cdef int parent(self, int block) noexcept:
+        """The parent of an entry, or NO_PARENT."""
+        MIRO_INDEX(block, self.n_blocks)
+        return self._parent[block]
+
+    cdef int deepest(self, int block) noexcept:
+        """An entry below this one that nobody names as parent; the block itself when nobody names it."""
+        MIRO_INDEX(block, self.n_blocks)
+        while self._child[block] >= 0:
+            block = self._child[block]
+            MIRO_INDEX(block, self.n_blocks)
+        return block
+
     cdef int remove(self, int block) except -1:
         """Forget an entry. InternalError when there is none, or when others name it as their parent."""
         cdef int32_t* link
-        if self._group[block] < 0 or self._children[block] > 0:
-            raise InternalError(f"block {block} cannot leave the prefix index: {self._children[block]} name it")
+        if self._group[block] < 0 or self._child[block] >= 0:
+            raise InternalError(f"block {block} cannot leave the prefix index: block {self._child[block]} names it")
         link = &self._bucket[<Py_ssize_t> (self._hash[block] & <uint64_t> (self._bucket.shape[0] - 1))]
         while link[0] != block:
             MIRO_INDEX(link[0], self.n_blocks)
@@ -127,10 +152,26 @@ cdef class PrefixIndex:
         link[0] = self._after[block]
         self._after[block] = -1
         self._group[block] = -1
-        if self._parent[block] != NO_PARENT:
-            self._children[self._parent[block]] -= 1
+        if self._next[block] >= 0:
+            self._prev[self._next[block]] = self._prev[block]
+        if self._prev[block] >= 0:
+            self._next[self._prev[block]] = self._next[block]
+        elif self._parent[block] != NO_PARENT:
+            self._child[self._parent[block]] = self._next[block]
+        self._next[block] = self._prev[block] = -1
         self.n_entries -= 1
         return 0
+
+    cdef void _hang(self, int block, int parent) noexcept:
+        """Make a new entry the first child of its parent."""
+        self._parent[block] = parent
+        if parent == NO_PARENT:
+            return
+        MIRO_INDEX(parent, self.n_blocks)
+        self._next[block] = self._child[parent]
+        if self._child[parent] >= 0:
+            self._prev[self._child[parent]] = block
+        self._child[parent] = block
 
     # --- what can be seen ----------------------------------------------------------------------------------------
 
@@ -142,8 +183,7 @@ cdef class PrefixIndex:
 
     def check(self):
         """Raise AssertionError unless buckets, entries and parents agree."""
-        cdef int bucket, block, seen = 0
-        children = np.zeros(self.n_blocks, np.int32)
+        cdef int bucket, block, child, before, listed = 0, named = 0, seen = 0
         for bucket in range(self._bucket.shape[0]):
             block = self._bucket[bucket]
             while block >= 0:
@@ -153,9 +193,15 @@ cdef class PrefixIndex:
                 if self._hash[block] & <uint64_t> (self._bucket.shape[0] - 1) != <uint64_t> bucket:
                     raise AssertionError(f"block {block} is in another bucket than its hash says")
                 if self._parent[block] != NO_PARENT:
-                    if self._group[self._parent[block]] != self._group[block]:
+                    if self._group[self._parent[block]] != 0:
                         raise AssertionError(f"the parent of block {block} is not in the prefix index")
-                    children[self._parent[block]] += 1
+                    named += 1
+                child, before = self._child[block], -1
+                while child >= 0:
+                    if self._parent[child] != block or self._prev[child] != before or listed == self.n_blocks:
+                        raise AssertionError(f"the children of block {block} are corrupt at block {child}")
+                    listed += 1
+                    child, before = self._next[child], child
                 block = self._after[block]
-        if seen != self.n_entries or not np.array_equal(children, self._children):
+        if seen != self.n_entries or listed != named:
             raise AssertionError(f"the prefix index counts {self.n_entries} entries and holds {seen}")

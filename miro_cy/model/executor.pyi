@@ -1,7 +1,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from miro_cy._kernels.kv import KVLayer
 from miro_cy.batch import BatchView
+from miro_cy.model.kv_groups import KVGroups
 from miro_cy.model.spec import ModelSpec
 from miro_cy.model.weights import Weights
 
@@ -12,6 +14,8 @@ class CpuExecutor:
     weights: Weights
     threads: int
     fast: bool
+    groups: KVGroups
+    kv_layers: list[KVLayer]
     kv_bytes: int
     buffer_bytes: int
     def __init__(

@@ -6,7 +6,7 @@ step, apart from a larger logits buffer when more rows are scored than ever befo
 """
 
 from cython.parallel cimport parallel, prange
-from libc.stdint cimport uint8_t
+from libc.stdint cimport int32_t, uint8_t
 from libc.string cimport memcpy
 
 import numpy as np
@@ -24,6 +24,7 @@ from miro_cy.model.step cimport (
 )
 from miro_cy.native cimport EXECUTORS, KV_BYTES, MIRO_INDEX, tally
 
+from miro_cy.model.kv_groups import kv_groups
 from miro_cy.model.rope import RopeTables
 
 cdef extern from "team.h" nogil:
@@ -52,7 +53,8 @@ cdef const float* vector_of(dict vectors, str role):
 cdef class CpuExecutor:
     """Runs a model on the CPU.
 
-    spec: ModelSpec; weights: Weights; n_blocks, block_size: the KV pool; kv_dtype: a key of KV_TYPES;
+    spec: ModelSpec; weights: Weights; n_blocks, block_size: the KV pool (kv_groups.py: of which layers a
+    block is); kv_dtype: a key of KV_TYPES;
     fast: multiply quantised weights by int8 activations (else float32 throughout); threads: team size;
     max_tokens: most tokens a step; context: positions the rotary tables cover; touch: take the KV pool's memory now.
     """
@@ -60,6 +62,9 @@ cdef class CpuExecutor:
     cdef readonly object weights
     cdef readonly int threads
     cdef readonly bint fast
+    cdef readonly object groups             # KVGroups: a block table each
+    cdef readonly list kv_layers            # KVLayer of each place in a group
+    cdef int32_t[::1] full_group            # [places] the layers of the first group, which is full: one in each place
     cdef readonly Py_ssize_t kv_bytes       # bytes of the KV pool
     cdef readonly Py_ssize_t buffer_bytes   # bytes of the buffers, rotary tables aside; grows with the logits rows
     cdef const KernelTable* table
@@ -96,7 +101,8 @@ cdef class CpuExecutor:
         if spec.n_layers > MAX_LAYERS:
             raise ValueError(f"{spec.n_layers} layers are more than {MAX_LAYERS}")
         self.table = kernels()
-        self.spec, self.weights, self.keep = spec, weights, []
+        self.spec, self.weights, self.keep, self.kv_layers = spec, weights, [], []
+        self.groups = kv_groups(spec)
         self.fast, self.threads, self.max_tokens, self.context = fast, threads, max_tokens, context
         self.n_layers, self.hidden, self.n_heads = spec.n_layers, spec.hidden_size, spec.n_heads
         self.n_kv_heads, self.head_dim, self.ffn = spec.n_kv_heads, spec.head_dim, spec.ffn_size
@@ -152,16 +158,19 @@ cdef class CpuExecutor:
     cdef allocate_kv(self, Py_ssize_t n_blocks, int block_size, str kv_dtype, bint touch):
         """The KV pool. touch: take its memory now, with all threads; most of the time goes into page faults."""
         cdef KVLayer kv
-        cdef int i
-        for i in range(self.n_layers):
+        cdef int i, n_places = self.groups.size
+        for _ in range(n_places):
             kv = KVLayer(n_blocks, self.n_kv_heads, self.head_dim, block_size, kv_dtype)
-            self.layers[i].kv = kv.cache
-            self.keep.append(kv)
+            self.kv_layers.append(kv)
             self.kv_bytes += kv.nbytes
             tally(KV_BYTES, kv.nbytes)
+        for i, (group, place) in enumerate(self.groups.places()):
+            kv = self.kv_layers[place]
+            self.layers[i].kv, self.layers[i].group = kv.cache, group
+        self.full_group = np.array(self.groups.layers[0], np.int32)
         if touch:
-            for i in prange(self.n_layers, nogil=True, num_threads=self.threads, schedule="dynamic"):
-                touch_layer(&self.layers[i].kv)
+            for i in prange(n_places, nogil=True, num_threads=self.threads, schedule="dynamic"):
+                touch_layer(&self.layers[self.full_group[i]].kv)
 
     cdef allocate_buffers(self):
         cdef Buffers* b = &self.b
@@ -191,6 +200,8 @@ cdef class CpuExecutor:
         cdef int i, positions = 0
         if self.weights is None:
             raise ValueError("the executor is closed")
+        if view.tables.shape[0] != len(self.groups.windows):
+            raise ValueError(f"{len(self.groups.windows)} block tables a sequence are needed")
         if view.n_rows < 1 or view.n_tokens > self.max_tokens:
             raise ValueError(f"a step takes 1 to {self.max_tokens} tokens, not {view.n_tokens}")
         for i in range(view.n_tokens):
@@ -223,7 +234,7 @@ cdef class CpuExecutor:
     def close(self):
         """Give back weights, KV pool and buffers; `forward` raises from then on."""
         self.weights = self.logits_array = self.view = None
-        self.keep = []
+        self.keep, self.kv_layers = [], []
         self.uncount()
 
     cdef void uncount(self) noexcept:
@@ -249,6 +260,7 @@ cdef class CpuExecutor:
         )
         self.meet(th, nth, EMBED)
         for i in range(self.n_layers):
+            rows.table = &self.view.tables[self.layers[i].group, 0, 0]
             self.attention_block(th, nth, &self.layers[i], &rows, delta, bias)
             delta = b.delta
             bias = self.layers[i].o_bias
@@ -259,11 +271,11 @@ cdef class CpuExecutor:
             mi_profile_mark(p, th, OUTPUT)
 
     cdef void copy_blocks(self, int th, int nth) noexcept nogil:
-        """What the view wants copied, each thread in its own layers (all of one group); written behind a barrier."""
-        cdef int i, at
+        """What the view wants copied, each thread in its own places of a group; written behind a barrier."""
+        cdef int i, at, n = <int>self.full_group.shape[0]
         for at in range(self.view.n_copies):
-            for i in range(self.n_layers * th // nth, self.n_layers * (th + 1) // nth):
-                copy_block(&self.layers[i].kv, self.view.copy[at, 1], self.view.copy[at, 2])
+            for i in range(n * th // nth, n * (th + 1) // nth):
+                copy_block(&self.layers[self.full_group[i]].kv, self.view.copy[at, 1], self.view.copy[at, 2])
 
     cdef void bind_rows(self, BatchRows* rows) noexcept nogil:
         rows.n_rows = self.view.n_rows

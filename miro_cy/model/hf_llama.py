@@ -1,5 +1,7 @@
 """The llama architecture in Hugging Face folders: config.json -> ModelSpec, and where its tensors are.
 
+A mistral is a llama with a window on every layer, which later ones do without, and other defaults.
+
 Both spellings of the configuration are read: rope_theta and rope_scaling, or rope_parameters as transformers 5 writes.
 """
 
@@ -106,9 +108,9 @@ def open_folder(folder: Path) -> Checkpoint:
 
 
 def read_spec(config: Config) -> ModelSpec:
-    """The ModelSpec of a llama config.json, with the defaults of transformers' LlamaConfig."""
+    """The ModelSpec of a llama's or mistral's config.json, with the defaults of transformers' configurations."""
     architecture = config.values.get("model_type")
-    if architecture != "llama":
+    if architecture not in ("llama", "mistral"):
         config.refuse(f"model_type {architecture!r:.80}")
     activation = config.values.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
@@ -125,13 +127,13 @@ def read_spec(config: Config) -> ModelSpec:
         vocab_size=config.size("vocab_size", "vocab"),
         hidden_size=hidden,
         n_heads=heads,
-        n_kv_heads=config.size("num_key_value_heads", "heads", heads),
+        n_kv_heads=config.size("num_key_value_heads", "heads", 8 if architecture == "mistral" else heads),
         head_dim=head_dim,
         ffn_size=config.size("intermediate_size", "ffn"),
-        context=config.size("max_position_embeddings", "context", 2048),
+        context=config.size("max_position_embeddings", "context", 131_072 if architecture == "mistral" else 2048),
         norm_eps=config.positive("rms_norm_eps", 1e-6),
         rope=read_rope(config, head_dim),
-        layers=(AttentionSpec(),) * config.size("num_hidden_layers", "layers"),
+        layers=(AttentionSpec(window=_window(config)),) * config.size("num_hidden_layers", "layers"),
         tied_output=config.flag("tie_word_embeddings"),
     )
     if problem := spec.problems():
@@ -178,6 +180,13 @@ def read_rope(config: Config, head_dim: int) -> RopeSpec:
         original_context=rope.size("original_max_position_embeddings", "context"),
     )
     return RopeSpec(theta, head_dim, factors=factors)
+
+
+def _window(config: Config) -> int:
+    """Keys that a query sees, 0 for all. Where a mistral's file says nothing it is 4096, and null means none."""
+    if config.values["model_type"] != "mistral" or config.values.get("sliding_window", 4096) is None:
+        return 0
+    return config.size("sliding_window", "context", 4096)
 
 
 def _generation(folder: Path, config: Config, vocab_size: int) -> GenerationDefaults:

@@ -79,9 +79,13 @@ class ModelSpec:
         return float(self.head_dim**-0.5)
 
     def kv_bytes_per_token(self, dtype: KVDtype) -> int:
-        """Bytes of KV cache a token takes over all layers: K and V of every KV head, V padded to 16, and scales."""
+        """Bytes of KV cache a token takes over all layers, as long as no window has passed it."""
+        return self.n_layers * self.kv_bytes_per_layer(dtype)
+
+    def kv_bytes_per_layer(self, dtype: KVDtype) -> int:
+        """Bytes that a token takes in one layer: K and V of every KV head, V padded to 16, and scales."""
         elements = self.head_dim + -(-self.head_dim // 16) * 16
-        return self.n_layers * self.n_kv_heads * (elements * KV_BYTES[dtype] + 2 * KV_SCALE_BYTES[dtype])
+        return self.n_kv_heads * (elements * KV_BYTES[dtype] + 2 * KV_SCALE_BYTES[dtype])
 
     def problems(self) -> str | None:
         """What makes these sizes impossible or unsupported, or None."""

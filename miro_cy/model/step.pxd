@@ -47,7 +47,8 @@ cdef struct Layer:
     const float* gate_bias
     const float* up_bias
     const float* down_bias
-    KVCache kv
+    KVCache kv              # that of its place in a group
+    int group               # whose block table it reads
     AttentionParams attention
 
 

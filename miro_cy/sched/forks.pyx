@@ -7,12 +7,14 @@ from miro_cy.sched.sequence cimport DECODING, NOTHING, QUEUED, Sequence, adopt, 
 
 
 cpdef int blocks_to_fork(SequenceTable table, Decoding h) except -1:
-    """Blocks that `fork_decoding` takes: none, unless they are reserved; then all but the full ones that it shares."""
+    """Blocks that `fork_decoding` takes: none, unless they are reserved; then all but the full ones that it shares, and
+    of a group with a window the one that it writes next."""
     cdef const Sequence* source = table.decoding(h)
     cdef int limit = stored_limit(source)
     if not table.reserving or source.n_computed >= limit:
         return 0
-    return table.tables.n_groups * (table.pool.blocks_for(limit) - source.n_computed // table.pool.block_size)
+    return table.windows.n_rolling + (table.tables.n_groups - table.windows.n_rolling) * (
+        table.pool.blocks_for(limit) - source.n_computed // table.pool.block_size)
 
 
 cpdef Decoding fork_decoding(SequenceTable table, Decoding h, int64_t sequence_id, int token, BatchView view) except *:

@@ -1,6 +1,7 @@
 """A scheduler's part between commit() and plan(): who joins a family, and who goes on when it has waited for it."""
 
 from miro_cy.batch cimport BatchView
+from miro_cy.sched.room cimport KVRoom
 from miro_cy.sched.visible cimport VisibleSequences
 
 
@@ -9,6 +10,7 @@ cdef class RelatedSequences(VisibleSequences):
     cdef object _clock
     cdef object _policy
     cdef object _families
+    cdef KVRoom _room
     cdef bint _is_committed             # between commit() and plan()
 
     cdef int _check_committed(self) except -1

@@ -22,7 +22,7 @@ cdef class RelatedSequences(VisibleSequences):
         cdef int64_t family = self._sets.find(seq).family
         self._families.fork(family)
         try:
-            forked = self._sets.fork(seq, token, self.view)
+            forked = self._sets.fork(seq, token, self.view, self._room.for_fork(self._sets.find(seq)))
         except BaseException:
             self._families.leave(family)
             raise

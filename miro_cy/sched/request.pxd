@@ -29,6 +29,7 @@ from miro_cy.batch cimport BatchView
 from miro_cy.cache.block_pool cimport BlockPool
 from miro_cy.cache.block_table cimport BlockTables
 from miro_cy.cache.sharing cimport PrefixSharing
+from miro_cy.cache.windows cimport GroupWindows
 from miro_cy.sched.sequence cimport Sequence, State
 
 cdef struct Queued:
@@ -55,8 +56,10 @@ cdef class SequenceTable:
     cdef readonly int n_entries
     cdef int n_entries_free
     cdef int n_slots_free
+    cdef int _n_slots
     cdef readonly bint reserving    # whether `admit` takes the blocks of all tokens it may come to have
     cdef int64_t _n_admitted
+    cdef readonly GroupWindows windows
     cdef PrefixSharing _sharing     # None: nothing is shared
     cdef Sequence* _entry           # [n_entries]
     cdef int32_t[::1] _free_entry   # stacks
@@ -82,6 +85,7 @@ cdef class SequenceTable:
     cdef const Sequence* prefilling(self, Prefilling h) except NULL
     cdef const Sequence* decoding(self, Decoding h) except NULL
     cdef const Sequence* entry(self, int slot) except NULL
+    cdef int n_running(self) noexcept
     cdef int may_borrow(self, const Sequence* seq) noexcept
     cdef void begin_plan(self) noexcept
 
@@ -89,7 +93,10 @@ cdef class SequenceTable:
     cpdef int blocks_to_admit(self, Queued h) except -1
     cpdef int blocks_to_grow(self, Decoding h) except -1
     cpdef int grow(self, Decoding h, BatchView view) except -1
-    cpdef bint is_growing(self, int slot) except -1
+    cpdef int blocks_to_promise(self, Queued h) except -1
+    cpdef int blocks_to_chunk(self, Prefilling h, int n_tok) except -1
+    cpdef int reach(self, Prefilling h, int n_tok) except -1
+    cpdef int trim(self, Prefilling h) except -1
     cpdef int catch_up(self, Prefilling h) except -1
     cpdef bint is_awaiting(self, Prefilling h) except -1
     cpdef int push_chunk(self, Prefilling h, BatchView view, int n_tok) except -1
@@ -100,11 +107,12 @@ cdef class SequenceTable:
 
     cdef Sequence* _at(self, int slot, uint32_t generation, State state) except NULL
     cdef uint32_t _move(self, int slot, uint32_t generation, State source, State target) except? 0
-    cdef int _blocks_at_first(self, const Sequence* seq) except -1
+    cdef int _tokens_at_first(self, const Sequence* seq) noexcept
+    cdef int _hits(self, Sequence* seq, int[2] owned) except -1
     cdef int _borrow(self, Sequence* seq) except -1
     cdef int _give_back(self, Sequence* seq) except -1
     cdef int _unused_entry(self) except -1
-    cdef int _blocks_to_hold(self, const Sequence* seq) except -1
+    cdef int _tokens_to_hold(self, const Sequence* seq, bint rolling) noexcept
     cdef int _blocks_to_own(self, const Sequence* seq) except -1
     cdef int _advance(self, Sequence* seq, int n_tok) except -1
     cdef int _append(self, Sequence* seq, int token) except -1

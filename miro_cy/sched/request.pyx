@@ -51,10 +51,11 @@ cdef class SequenceTable:
         self.pool = pool
         self.tables = tables
         self.n_entries = self.n_entries_free = n_entries
-        self.n_slots_free = n_slots
+        self.n_slots_free = self._n_slots = n_slots
         self.reserving = reserving
         self._free_entry = np.arange(n_entries, dtype=np.int32)[::-1].copy()
         self._free_slot = np.arange(n_slots, dtype=np.int32)[::-1].copy()
+        self.windows = GroupWindows(pool, tables)
         self._sharing = None if pool.index is None else PrefixSharing(pool, tables)
         self._entry = <Sequence*> calloc(n_entries, sizeof(Sequence))
         if self._entry == NULL:
@@ -106,7 +107,7 @@ cdef class SequenceTable:
         self.n_slots_free -= 1
         seq.table_slot = self._free_slot[self.n_slots_free]
         self._borrow(seq)
-        self.tables.extend(self.pool, seq.table_slot, self._blocks_at_first(seq))
+        self.windows.start(seq.table_slot, seq.n_computed, self._tokens_at_first(seq))
         if seq.order < 0:
             seq.admitted = now
             seq.order = self._n_admitted
@@ -179,6 +180,10 @@ cdef class SequenceTable:
             raise InternalError(f"no sequence in entry {slot}")
         return &self._entry[slot]
 
+    cdef int n_running(self) noexcept:
+        """Sequences that own blocks."""
+        return self._n_slots - self.n_slots_free
+
     cdef int may_borrow(self, const Sequence* seq) noexcept:
         """Leading blocks that it need not compute: those before its last token, and before its first scored one."""
         if self._sharing is None:
@@ -196,15 +201,24 @@ cdef class SequenceTable:
         What is cached counts: once it is taken it is available no longer.
         """
         cdef Sequence* seq = self._at(h.slot, h.generation, QUEUED)
-        cdef int n = self.tables.n_groups * self._blocks_at_first(seq)
-        if self._sharing is not None:
-            n -= self._sharing.owned_hits(&seq.chain, seq.tokens, self.may_borrow(seq))
-        return n
+        cdef int[2] owned
+        cdef int end = self._hits(seq, owned)
+        return self.windows.to_start(end * self.pool.block_size, self._tokens_at_first(seq)) - owned[0] - owned[1]
+
+    cpdef int blocks_to_promise(self, Queued h) except -1:
+        """Blocks that must be there for it so that it never has to wait for one: those of groups without a window that
+        it does not share, and the most that it will hold in the others, sharing or not."""
+        cdef Sequence* seq = self._at(h.slot, h.generation, QUEUED)
+        cdef int[2] owned
+        self._hits(seq, owned)
+        cdef int stored = stored_limit(seq)
+        return self.windows.most(stored, False) - owned[0] + self.windows.most(stored, True)
 
     cpdef int blocks_to_grow(self, Decoding h) except -1:
         """Blocks that `grow` takes."""
         cdef Sequence* seq = self._at(h.slot, h.generation, DECODING)
-        return self.tables.missing(seq.table_slot, self._blocks_to_hold(seq)) + self._blocks_to_own(seq)
+        cdef int rolling = self._tokens_to_hold(seq, True), others = self._tokens_to_hold(seq, False)
+        return self.windows.to_grow(seq.table_slot, rolling, others) + self._blocks_to_own(seq)
 
     cpdef int grow(self, Decoding h, BatchView view) except -1:
         """Make room for its last token, in a block of its own: one that it shared is copied by the view's forward pass.
@@ -220,16 +234,23 @@ cdef class SequenceTable:
                 block = self.tables.own(self.pool, group, seq.table_slot, at)
                 if block != NO_BLOCK:
                     view.push_copy(group, block, self.tables.table[group, seq.table_slot, at])
-        self.tables.extend(self.pool, seq.table_slot, self._blocks_to_hold(seq))
+        self.windows.grow(seq.table_slot, self._tokens_to_hold(seq, True), self._tokens_to_hold(seq, False))
         return need
 
-    cpdef bint is_growing(self, int slot) except -1:
-        """Whether the sequence in this entry owns blocks and may come to need more."""
-        cdef const Sequence* seq = self.entry(slot)
-        if seq.table_slot < 0:
-            return False
-        cdef bint is_short = self.tables.missing(seq.table_slot, self.pool.blocks_for(stored_limit(seq))) > 0
-        return is_short or (seq.state == DECODING and self._blocks_to_own(seq) > 0)
+    cpdef int blocks_to_chunk(self, Prefilling h, int n_tok) except -1:
+        """Blocks that `reach` takes."""
+        cdef Sequence* seq = self._at(h.slot, h.generation, PREFILLING)
+        return self.tables.missing(seq.table_slot, self.pool.blocks_for(seq.n_computed + n_tok))
+
+    cpdef int reach(self, Prefilling h, int n_tok) except -1:
+        """Make room for its next n_tok tokens; returns the blocks taken. InternalError when the pool has too few."""
+        cdef Sequence* seq = self._at(h.slot, h.generation, PREFILLING)
+        return self.tables.extend(self.pool, seq.table_slot, self.pool.blocks_for(seq.n_computed + n_tok))
+
+    cpdef int trim(self, Prefilling h) except -1:
+        """Give back what was taken for a chunk that came to nothing."""
+        cdef Sequence* seq = self._at(h.slot, h.generation, PREFILLING)
+        return self.windows.trim(seq.table_slot, stored_limit(seq))
 
     cpdef int catch_up(self, Prefilling h) except -1:
         """Take what others have computed meanwhile of its next blocks; returns the tokens it need not compute."""
@@ -245,20 +266,20 @@ cdef class SequenceTable:
         cdef Sequence* seq = self._at(h.slot, h.generation, PREFILLING)
         if seq.chain.n_shared >= self.may_borrow(seq):
             return False
-        return self._sharing.expects(&seq.chain, seq.tokens, seq.table_slot)
+        return self._sharing.expects(&seq.chain, seq.tokens)
 
     cpdef int push_chunk(self, Prefilling h, BatchView view, int n_tok) except -1:
         """Add a row with its next n_tok tokens to the view; returns the logits rows it asks for."""
         cdef Sequence* seq = self._at(h.slot, h.generation, PREFILLING)
         cdef int n_log = logits_rows(seq, n_tok)
-        if n_tok < 1 or n_tok > to_compute(seq):
-            raise InternalError(f"sequence {seq.id} has no {n_tok} tokens to compute")
+        if n_tok < 1 or n_tok > to_compute(seq) or self.blocks_to_chunk(h, n_tok) > 0:
+            raise InternalError(f"sequence {seq.id} has no {n_tok} tokens to compute, or no room for them")
         MIRO_SPAN(seq.n_computed, n_tok, seq.capacity)
         view.push_row(seq.table_slot, seq.n_computed, seq.tokens + seq.n_computed, n_tok, n_log)
         if self._sharing is not None:
             # Not what is scored: that advances slowly, and nobody shall wait for it.
             self._sharing.expect(
-                &seq.chain, seq.tokens, seq.table_slot,
+                &seq.chain, seq.tokens,
                 min((seq.n_computed + n_tok) // self.pool.block_size, self.may_borrow(seq)))
         return n_log
 
@@ -306,14 +327,22 @@ cdef class SequenceTable:
         seq.generation += 1
         return seq.generation
 
-    cdef int _blocks_at_first(self, const Sequence* seq) except -1:
-        """Entries of its table when it is admitted: for its tokens and the next one, or for all that may come."""
+    cdef int _tokens_at_first(self, const Sequence* seq) noexcept:
+        """What its tables have room for when it is admitted, as far as windows reach: its tokens and the next one, or
+        all that may come."""
         cdef int limit = stored_limit(seq)
-        return self.pool.blocks_for(limit if self.reserving else min(seq.n_tokens + 1, limit))
+        return limit if self.reserving else min(seq.n_tokens + 1, limit)
 
-    cdef int _blocks_to_hold(self, const Sequence* seq) except -1:
-        """Entries that its table must have before its last token is computed."""
-        return self.pool.blocks_for(stored_limit(seq) if self.reserving else min(seq.n_tokens, stored_limit(seq)))
+    cdef int _hits(self, Sequence* seq, int[2] owned) except -1:
+        """Leading blocks that it would find, and how many others hold (see PrefixSharing)."""
+        owned[0] = owned[1] = 0
+        if self._sharing is None:
+            return 0
+        return self._sharing.hits(&seq.chain, seq.tokens, self.may_borrow(seq), owned)
+
+    cdef int _tokens_to_hold(self, const Sequence* seq, bint rolling) noexcept:
+        """What its tables with a window, or without, must have room for before its last token is computed."""
+        return stored_limit(seq) if self.reserving and not rolling else min(seq.n_tokens, stored_limit(seq))
 
     cdef int _blocks_to_own(self, const Sequence* seq) except -1:
         """Blocks that it must take in place of shared ones before its last token is computed."""
@@ -357,6 +386,7 @@ cdef class SequenceTable:
         if self._sharing is not None:
             # Only here does a block become findable: its step is over, and what speculation rejects is never advanced.
             self._sharing.publish(&seq.chain, seq.tokens, seq.table_slot, seq.n_computed // self.pool.block_size)
+        self.windows.roll(seq.table_slot, seq.n_computed)
         return seq.n_tokens - seq.n_computed
 
     cdef int _append(self, Sequence* seq, int token) except -1:
@@ -384,8 +414,9 @@ cdef class SequenceTable:
                 raise AssertionError(f"sequence {seq.id}: {seq.n_computed}, {seq.n_tokens}, {seq.capacity} tokens")
             if owner:
                 slots.add(seq.table_slot)
-                if self.pool.blocks_for(seq.n_computed) > self.tables.length(seq.table_slot):
+                if self.tables.missing(seq.table_slot, self.pool.blocks_for(seq.n_computed)) > 0:
                     raise AssertionError(f"sequence {seq.id} has computed tokens outside its blocks")
+                self.windows.check(seq.table_slot, seq.n_computed)
                 full = seq.n_computed // self.pool.block_size
                 if self._sharing is not None and seq.chain.n_shared != full:
                     raise AssertionError(f"sequence {seq.id} shares {seq.chain.n_shared} of its {full} full blocks")
@@ -397,4 +428,4 @@ cdef class SequenceTable:
         for i in range(self.tables.n_slots):
             if i not in slots and self.tables.length(i) > 0:
                 raise AssertionError(f"table slot {i} holds blocks and has no owner")
-        self.pool.check(self.tables.holders(self.pool.n_blocks))
+        self.pool.check(self.tables.holders(self.pool.n_blocks), self.tables.window[0] == 0)

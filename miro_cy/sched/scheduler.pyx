@@ -2,17 +2,20 @@
 
 A step, in order:
 
+    0. The oldest prompt, if it is older than all that decode, takes the blocks for its next token. It can lack them
+       only in a layer group with a window, whose blocks are taken as it goes.
     1. Every decoding sequence gets its next token, oldest first. When the pool has no block for it, the newest
        running sequence gives its blocks back and goes to the front of the queue (it may be the one that asked).
     2. What is left of the step's time goes to prompt chunks, older sequences first. First a prompt takes what others
-       have computed of it; one whose next block an older row of this very step computes waits for that.
+       have computed of it; one whose next block an older row of this very step computes waits for that, and one that
+       finds no block for its next token waits for a later step.
     3. While budget is left, sequences are admitted, first the preempted ones, oldest first, then whom the policy names;
        none overtakes another. One is admitted when the pool has all the blocks for its tokens and the next one (a
        preempted sequence's tokens are its prompt and all it has generated), and beside them, unless nothing runs, the
        watermark and a block in each layer group for every running sequence that may still grow, and every fork still to
-       come: what is admitted should not be preempted at once. Under `admission="reserve"` all blocks that it may come
-       to need are taken at once, and those of its forks are left for them. A request whose forks are more than there is
-       room for is admitted when nothing else is; forks without room wait like preempted sequences.
+       come: what is admitted should not be preempted at once. Under `admission="reserve"` all that it may come to need
+       is kept for it, and so is what its forks may (room.pxd). A request whose forks are more than there is room for is
+       admitted when nothing else is; forks without room wait like preempted sequences.
 
 Why this ends: sequences are older or newer by their first admission. The oldest is never preempted for another, and
 whatever `check` let in fits an empty pool, so the oldest always advances, and with it each in turn. Who waits for its
@@ -38,7 +41,8 @@ from miro_cy.cache.block_table cimport BlockTables
 from miro_cy.native cimport MIRO_INDEX
 from miro_cy.sched.relatives cimport RelatedSequences
 from miro_cy.sched.request cimport Decoding, Prefilling, Queued, SequenceTable
-from miro_cy.sched.sequence cimport Sequence, to_compute
+from miro_cy.sched.room cimport KVRoom
+from miro_cy.sched.sequence cimport Sequence, is_older, to_compute
 from miro_cy.sched.sets cimport SequenceSets
 
 __all__ = ["Scheduler", "SchedulerConfig"]
@@ -60,7 +64,6 @@ cdef class Scheduler(RelatedSequences):
     cdef BlockPool _pool
     cdef object _budget
     cdef object _rate                   # of the waiting queue
-    cdef int _watermark                 # blocks
     # The last plan: its rows are _n_decode Decoding handles, then Prefilling ones.
     cdef bint _is_planned               # between plan() and commit()
     cdef int _n_decode
@@ -82,18 +85,18 @@ cdef class Scheduler(RelatedSequences):
                 f"max_context must be between 1 and the {table_tokens} tokens of a block table, not {max_context}",
                 field="max_context")
         self.config = config
-        self.limits = Limits(max_context, <int64_t> (pool.n_blocks // tables.n_groups) * pool.block_size)
         self._clock = clock
         self._budget = StepBudget(config)
         self._policy = make_policy(config)
         self._rate = QueueRate(config.step_ms)
-        self._watermark = int(config.watermark * pool.n_blocks)
         self._pool = pool
         # What was admitted once, running or not, is beside max_waiting others: as much as may run, or one request.
         self._table = SequenceTable(
             pool, tables, config.max_waiting + max(n_rows, config.max_choices), n_rows, config.admission == "reserve")
         self._families = Families()
         self._sets = SequenceSets(self._table)
+        self._room = KVRoom(self._table, int(config.watermark * pool.n_blocks))
+        self.limits = Limits(max_context, self._table.windows.capacity())
         # Beside a prompt chunk there are at most max_num_seqs - 1 decode rows.
         self.view = BatchView(n_rows, max(config.max_step_tokens, n_rows - 1 + self._budget.min_tokens), tables.table)
         self.max_logits = n_rows + config.max_score_tokens
@@ -147,16 +150,9 @@ cdef class Scheduler(RelatedSequences):
                 retry_after_ms=self._rate.retry_ms(now, oldest, self._sets.n_waiting),
             )
         cdef int64_t seq = self._sets.add(tokens, max_new, logits_from, now, extras)
-        self._families.add(seq, choices, self._fork_blocks(n, max_new))
+        self._families.add(seq, choices, self._room.fork_blocks(n, max_new))
         self._policy.add(seq, now, priority, client)
         return seq
-
-    cdef int _fork_blocks(self, int n_prompt, int max_new) except -1:
-        """Blocks to leave for each fork: one, or when they are reserved, all that it cannot share."""
-        cdef int n = 1
-        if self._table.reserving:
-            n = self._pool.blocks_for(n_prompt + max_new - 1) - n_prompt // self._pool.block_size if max_new > 0 else 0
-        return n * self._table.tables.n_groups
 
     # --- a step --------------------------------------------------------------------------------------------------
 
@@ -168,7 +164,10 @@ cdef class Scheduler(RelatedSequences):
         """
         self.view.clear()
         self._table.begin_plan()
-        self._is_planned = self._is_committed = False
+        if self._is_planned:
+            self._drop_plan()
+        self._is_committed = False
+        self._keep_oldest_going()
         self._plan_decodes()
         self._plan_chunks()
         if self.view.n_rows == 0:
@@ -177,6 +176,49 @@ cdef class Scheduler(RelatedSequences):
             return None
         self._is_planned = True
         return self.view
+
+    cdef int _drop_plan(self) except -1:
+        """The last plan came to nothing: blocks that were taken for its chunks alone go back."""
+        cdef int i
+        self._is_planned = False
+        for i in range(self._sets.n_prefilling):
+            self._table.trim(self._sets.prefilling[i])
+        return 0
+
+    cdef int _keep_oldest_going(self) except -1:
+        """A prompt that is older than all that decode takes the blocks for its next token before anybody else does."""
+        cdef const Sequence* seq = NULL
+        cdef const Sequence* other
+        cdef Prefilling h
+        cdef int i
+        for i in range(self._sets.n_prefilling):
+            h = self._sets.prefilling[i]
+            seq = self._table.prefilling(h)
+            if to_compute(seq) > 0:
+                break
+        else:
+            return 0
+        for i in range(self._sets.n_decoding):
+            other = self._table.decoding(self._sets.decoding[i])
+            if is_older(other, seq) and to_compute(other) > 0:
+                return 0
+        self._table.catch_up(h)
+        while self._table.blocks_to_chunk(h, 1) > self._pool.available():
+            if self._sets.n_running() > 1 and not self._sets.is_newest(seq):
+                self._preempt_newest()
+            elif self._sets.n_running() > 1:    # older ones hold the blocks, and wait for something else
+                return 0
+            else:
+                raise InternalError("the whole KV pool cannot hold the only running sequence")
+        return self._table.reach(h, 1)
+
+    cdef int _preempt_newest(self) except -1:
+        """The newest running sequence gives way. InternalError when it is the only one."""
+        if self._sets.n_running() < 2:
+            raise InternalError("the whole KV pool cannot hold the only running sequence")
+        self._sets.preempt_newest()
+        self.preemptions += 1
+        return 0
 
     cdef int _plan_decodes(self) except -1:
         """A row for each decoding sequence, preempting the newest when there is no room for it."""
@@ -197,12 +239,9 @@ cdef class Scheduler(RelatedSequences):
                 self._decode_row[self._n_decode] = h
                 self._n_decode += 1
                 i += 1
-            elif self._sets.n_running() > 1:
-                # The victim is not older than h, so it has no row yet; if it is h itself, this loop ends.
-                self._sets.preempt_newest()
-                self.preemptions += 1
             else:
-                raise InternalError("the whole KV pool cannot hold the only running sequence")
+                # The victim is not older than h, so it has no row yet; if it is h itself, this loop ends.
+                self._preempt_newest()
         return 0
 
     cdef int _plan_chunks(self) except -1:
@@ -217,6 +256,8 @@ cdef class Scheduler(RelatedSequences):
                     break
             self._table.catch_up(self._sets.prefilling[i])
             n = self._chunk_tokens(self._sets.prefilling[i], scores)
+            if n > 0:
+                n = self._room.fitting(self._sets.prefilling[i], n)
             if n > 0:
                 first = self._table.prefilling(self._sets.prefilling[i]).n_computed
                 n = self._budget.fit(first, n)
@@ -255,15 +296,11 @@ cdef class Scheduler(RelatedSequences):
 
     cdef bint _has_room(self, Queued h) except -1:
         """Whether the pool has the blocks that it needs now, and what should stay free beside them."""
-        cdef int keep = 0
         cdef const Sequence* seq = self._table.queued(h)
-        if self._sets.n_running() > 0:
-            keep = self._families.promised_blocks
-            if seq.order < 0:
-                keep += self._families.promised_to(seq.family)
-            if not self._table.reserving:
-                keep += self._sets.n_growing() * self._table.tables.n_groups + self._watermark
-        return self._table.blocks_to_admit(h) + keep <= self._pool.available()
+        cdef int forks = self._families.promised_blocks
+        if seq.order < 0:
+            forks += self._families.promised_to(seq.family)
+        return self._room.admits(h, forks)
 
     cdef int _chunk_tokens(self, Prefilling h, int scores) except -1:
         """How many tokens of a prompt could be computed now, given what is left of scored logits rows."""
@@ -278,6 +315,7 @@ cdef class Scheduler(RelatedSequences):
     cdef int _push_chunk(self, Prefilling h, int n) except -1:
         """Add the row; returns how many scored logits rows it takes."""
         cdef const Sequence* seq = self._table.prefilling(h)
+        self._table.reach(h, n)
         self._row_id[self.view.n_rows] = seq.id
         MIRO_INDEX(self.view.n_rows - self._n_decode, self.view.max_rows)
         self._chunk_row[self.view.n_rows - self._n_decode] = h

@@ -40,13 +40,13 @@ cdef class SequenceSets:
     cdef int admit_waiting(self, object id, double now) except -1
     cdef int admit_preempted(self, double now) except -1
     cdef int start_decoding(self, Prefilling h, int token, double now) except -1
-    cdef int64_t fork(self, object id, int token, BatchView view) except -1
+    cdef int64_t fork(self, object id, int token, BatchView view, bint has_room) except -1
     cdef int64_t join(self, object id, const int32_t[::1] tokens) except -1
     cdef int resume(self, object id, int token, double now) except -1
     cdef int preempt_newest(self) except -1
+    cdef bint is_newest(self, const Sequence* seq) except -1
     cdef int finish(self, object id) except -1
     cdef int n_running(self) noexcept
-    cdef int n_growing(self) except -1
     cdef bint is_live(self, object id) except -1
     cdef const Sequence* find(self, object id) except NULL
     cdef int64_t _know(self, int slot) except -1

@@ -117,7 +117,7 @@ cdef class SequenceSets:
         self.n_decoding += 1
         return 0
 
-    cdef int64_t fork(self, object id, int token, BatchView view) except -1:
+    cdef int64_t fork(self, object id, int token, BatchView view, bint has_room) except -1:
         """A new sequence that has what a decoding one has computed, and `token`; returns its id."""
         cdef const Sequence* source = self.find(id)
         cdef Decoding h, forked
@@ -125,7 +125,8 @@ cdef class SequenceSets:
         if source.state != DECODING:
             raise InternalError(f"sequence {id} does not decode: it cannot be forked")
         h = self.decoding[position[Decoding](self.decoding, self.n_decoding, self._slot_of[id])]
-        if at == 0 and self.table.n_slots_free > 0 and blocks_to_fork(self.table, h) <= self.table.pool.available():
+        has_room = has_room and at == 0 and self.table.n_slots_free > 0
+        if has_room and blocks_to_fork(self.table, h) <= self.table.pool.available():
             forked = fork_decoding(self.table, h, self._next_id, token, view)
             self._add_decoding(forked)
             return self._know(forked.slot)
@@ -165,6 +166,13 @@ cdef class SequenceSets:
         else:
             raise InternalError(f"sequence {id} waits for its blocks: it has no use for a token")
         return 0
+
+    cdef bint is_newest(self, const Sequence* seq) except -1:
+        """Whether no running sequence is newer than this one."""
+        if self.n_prefilling > 0 and is_older(seq, self.table.prefilling(self.prefilling[self.n_prefilling - 1])):
+            return False
+        return not (
+            self.n_decoding > 0 and is_older(seq, self.table.decoding(self.decoding[self.n_decoding - 1])))
 
     cdef int preempt_newest(self) except -1:
         """The newest running sequence becomes the oldest of the preempted ones."""
@@ -219,15 +227,6 @@ cdef class SequenceSets:
 
     cdef int n_running(self) noexcept:
         return self.n_prefilling + self.n_decoding
-
-    cdef int n_growing(self) except -1:
-        """Running sequences that may come to need more blocks."""
-        cdef int i, n = 0
-        for i in range(self.n_prefilling):
-            n += self.table.is_growing(self.prefilling[i].slot)
-        for i in range(self.n_decoding):
-            n += self.table.is_growing(self.decoding[i].slot)
-        return n
 
     cdef bint is_live(self, object id) except -1:
         return id in self._slot_of

@@ -27,7 +27,7 @@ def make_world(draw: random.Random) -> Any:
     return World(
         n_blocks=draw.choice([12, 40, 200]),
         block_size=draw.choice([1, 4, 16]),
-        n_groups=draw.choice([1, 1, 2]),
+        windows=draw.choice([(0,), (0,), (0, 0), (9,), (0, 30, 30), (40, 5)]),
         max_context=128,
         max_num_seqs=draw.choice([1, 4, 24]),
         max_step_tokens=draw.choice([1, 8, 64, 512]),

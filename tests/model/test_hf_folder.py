@@ -65,6 +65,38 @@ def test_reference_folders(isa: str, golden_file: Golden, name: str) -> None:
         assert_same_bits(logits, engine.logits(golden["ids"]))
 
 
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_the_reference_with_a_window(isa: str, golden_file: Golden, block_size: int) -> None:
+    """A mistral whose queries see 24 keys; a llama of the same weights sees all, and is another model."""
+    path = golden_file("hf/mistral-swa/model.safetensors").parent
+    golden = np.load(path / "golden.npz")
+    greedy = golden["greedy"].tolist()
+    with Engine.load(path, threads=2, block_size=block_size, max_step_tokens=29) as engine:
+        assert {layer.window for layer in engine._parts.spec.layers} == {24}
+        logits = engine.logits(golden["ids"])
+        params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=len(greedy))
+        assert engine.generate({"tokens": golden["ids"]}, params).tokens == greedy
+    assert np.abs(logits - golden["logits"]).max() <= TOLERANCE * np.ptp(golden["logits"])
+
+
+@pytest.mark.parametrize(("stated", "window"), [(None, 0), ("absent", 4096), (7, 7), (512, 512)])
+def test_the_window_of_a_mistral(open_folder: Callable[[str], Any], stated: object, window: int) -> None:
+    folder = open_folder("mistral-swa")
+    folder.config["sliding_window"] = stated
+    if stated == "absent":
+        del folder.config["sliding_window"]
+    with open_checkpoint(folder.write()) as stored:
+        assert {layer.window for layer in stored.spec.layers} == {window}
+        assert stored.spec.architecture == "mistral"
+
+
+@pytest.mark.parametrize("stated", [0, -1, 2**25, 1.5, True, "24"])
+def test_impossible_windows(open_folder: Callable[[str], Any], stated: object) -> None:
+    folder = open_folder("mistral-swa")
+    folder.config["sliding_window"] = stated
+    refuse(folder.write(), ModelFormatError, "sliding_window must be an integer between 1 and")
+
+
 def test_the_scalings_do_something(golden_file: Golden) -> None:
     with (
         open_checkpoint(golden_file("hf/llama3-rope/model.safetensors").parent) as from_config,

@@ -15,7 +15,6 @@ REFUSED = {
     "gemma3": "gemma3",
     "granite": "granite",
     "llama-yarn": "scaling 'yarn'",
-    "mistral-swa": "mistral",
     "mixtral": "mixtral",
     "olmo2": "olmo2",
     "phi3": "phi3",
@@ -34,7 +33,7 @@ def test_a_model_that_is_not_supported_is_refused_by_name(reference_data: Path, 
         Engine.load(folder, threads=1)
 
 
-@pytest.mark.parametrize("name", sorted(set(REFUSED) - {"gemma3", "mistral-swa", "smollm3"}))  # these have none
+@pytest.mark.parametrize("name", sorted(set(REFUSED) - {"gemma3", "smollm3"}))  # these have none
 def test_so_is_its_gguf_file(reference_data: Path, name: str) -> None:
     file = reference_data / "hf" / name / "model-f32.gguf"
     with pytest.raises(UnsupportedModel, match=r"scaling 'yarn'|architecture|mixture-of-experts"):

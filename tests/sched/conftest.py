@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ class World:
         n_groups: int = 1,
         max_context: int = 128,
         *,
+        windows: Sequence[int] = (),
         prefix: bool = True,
         hash_bits: int = 64,
         **config: Any,
@@ -41,7 +42,9 @@ class World:
         self.config = SchedulerConfig(**config)
         self.index = PrefixIndex(n_blocks, block_size, hash_bits) if prefix else None
         self.pool = BlockPool(n_blocks, block_size, self.index)
-        self.tables = BlockTables(n_groups, self.config.max_num_seqs, -(-max_context // block_size))
+        self.windows = windows or (0,) * n_groups
+        n_entries = -(-max_context // block_size)
+        self.tables = BlockTables(len(self.windows), self.config.max_num_seqs, n_entries, self.windows)
         self.now = 100.0
         self.scheduler = Scheduler(self.pool, self.tables, self.config, max_context=max_context, clock=lambda: self.now)
         self.kv = np.full((n_blocks, block_size), -1, np.int64)
@@ -60,6 +63,7 @@ class World:
         self.queued_forks = 0
         self.cached: dict[int, int] = {}
         self.log: list[list[Row]] = []
+        self.is_committed = True  # the last plan, if there was one
 
     @staticmethod
     def next_token(context: NDArray[Any]) -> int:
@@ -170,11 +174,29 @@ class World:
             stored.append(digest)
         return stored
 
-    def context(self, slot: int, end: int) -> list[NDArray[np.int64]]:
-        """What the blocks of each group hold at positions 0 .. end - 1."""
+    def first_seen(self, group: int, position: int) -> int:
+        """The first key that a query at a position sees."""
+        window = self.windows[group]
+        return max(0, position - window + 1) if window else 0
+
+    def context(self, group: int, slot: int, begin: int, end: int) -> NDArray[np.int64]:
+        """What the blocks of a group hold at positions begin .. end - 1."""
+        size, position = self.pool.block_size, np.arange(begin, end)
+        blocks = self.tables.array[group, slot, position // size]
+        assert (blocks >= 0).all(), "a block that a query sees was given back"
+        return self.kv[blocks, position % size]
+
+    def held(self, slot: int) -> list[int]:
+        """Blocks in the tables of a slot, by group."""
+        return [int((table[slot] >= 0).sum()) for table in self.tables.array]
+
+    def most(self, n_tokens: int) -> list[int]:
+        """Blocks that a sequence of n_tokens stored tokens holds at most between two steps, by group: counted."""
         size = self.pool.block_size
-        position = np.arange(end)
-        return [self.kv[table[slot, position // size], position % size] for table in self.tables.array]
+        return [
+            max((p // size - self.first_seen(group, p) // size + 1 for p in range(n_tokens)), default=0)
+            for group in range(len(self.windows))
+        ]
 
     def forward(self) -> NDArray[np.int32]:
         """Run the planned view; returns the sampled token of each row."""
@@ -193,8 +215,10 @@ class World:
                 blocks = self.tables.array[:, slot, position // size]
                 assert [self.pool.refcount(block) for block in blocks] == [1] * len(blocks), "a shared block is written"
                 self.kv[blocks, position % size] = stored[position]
-            for held in self.context(slot, end):
-                assert held.tolist() == stored, f"sequence {seq} reads another's cache"
+            for group in range(len(self.windows)):
+                begin = self.first_seen(group, first)
+                held = self.context(group, slot, begin, end)
+                assert held.tolist() == stored[begin:], f"sequence {seq} reads another's cache"
             self.computed[seq].update(range(first, min(end, len(self.prompts[seq][0]))))
             if self.logits_from[seq] >= 0:
                 n_prompt = len(self.prompts[seq][0])
@@ -227,6 +251,7 @@ class World:
         if self.plan() is None:
             return None
         sampled, seconds = self.forward(), self.cost()
+        self.is_committed = True
         self.now += seconds
         self.commit(sampled, seconds)
         ids = self.reap()
@@ -251,6 +276,7 @@ class World:
         """A step that breaks off after it wrote into its blocks, or before; returns the sequences in it."""
         if self.plan() is None:
             return []
+        self.is_committed = False
         if early:
             return self.scheduler.planned()
         self.copy_blocks()
@@ -300,6 +326,9 @@ class World:
         """Every entry of the index names the tokens that its block holds (the executor's digests say so)."""
         for block in range(self.pool.n_blocks):
             chain, at = [], block
+            if self.index is not None and (entry := self.index.entry(at)) is not None and entry[0] > 0:
+                at = entry[1]  # the first group's block of the same tokens
+                assert self.index.entry(at)[2] == entry[2]
             while self.index is not None and (entry := self.index.entry(at)) is not None:
                 chain.append(entry[2])
                 at = entry[1]

@@ -30,6 +30,7 @@ cdef struct AttentionItem:
     int head                    # KV head
     int group                   # query heads a KV head serves
     int first                   # position of row 0
+    int first_block             # entry of the table with the first key that any row sees: those before may be gone
     int rows
     float* s                    # [rows][KV_TILE] scores
     float* q                    # [rows][head_dim], scaled
@@ -57,14 +58,17 @@ cdef bint blocks_exist(const AttentionItem* it, Py_ssize_t table_size) noexcept 
     """For the debug build: every block that the item reads is in its table, and in the pool."""
     cdef int i, bs = it.kv.block_size
     cdef int last = it.first + it.rows // it.group - 1
-    for i in range(first_tile(it.p, it.first) // bs, last // bs + 1):
+    for i in range(it.first_block, last // bs + 1):
         MIRO_INDEX(i, table_size)
         MIRO_INDEX(it.table[i], it.kv.n_blocks)
     return True
 
 
 cdef void score_tile(AttentionItem* it, int t0, int last) noexcept nogil:
-    """s = q K^T for tokens [t0, t0 + KV_TILE) up to `last`, the latest any row may see."""
+    """s = q K^T for tokens [t0, t0 + KV_TILE) up to `last`, the latest any row may see.
+
+    Where a tile begins before the window, the columns that nobody sees come from a block that exists.
+    """
     cdef const KVCache* kv = it.kv
     cdef int bs = kv.block_size, b, c, panels = 0
     cdef KVTile t
@@ -73,7 +77,8 @@ cdef void score_tile(AttentionItem* it, int t0, int last) noexcept nogil:
             break
         for c in range(bs // PANEL):
             t.at[panels] = (
-                it.table[t0 // bs + b] * kv.k_block + <Py_ssize_t>it.head * kv.head_dim * bs + c * PANEL
+                it.table[max(t0 // bs + b, it.first_block)] * kv.k_block
+                + <Py_ssize_t>it.head * kv.head_dim * bs + c * PANEL
             )
             panels += 1
     t.a, t.lda = it.q, kv.head_dim
@@ -177,16 +182,21 @@ cdef void attend_tile(AttentionItem* it, int t0) noexcept nogil:
     if first_key(it.p, last) <= t0:
         seen_by_all = max(0, min(KV_TILE, it.first + 1 - t0))
     if it.rows <= FEW_ROWS:     # more rows take longer to compute than the memory takes to answer
-        prefetch_values(it.kv, it.table, it.head, t0, last)
+        prefetch_values(
+            it.kv, it.table, it.head, max(t0, it.first_block * it.kv.block_size), min(t0 + KV_TILE - 1, last),
+        )
     score_tile(it, t0, last)
     if it.rows <= FEW_ROWS:
         if t0 + KV_TILE <= last:
-            prefetch_keys(it.kv, it.table, it.head, t0 + KV_TILE, last)
+            prefetch_keys(it.kv, it.table, it.head, t0 + KV_TILE, min(t0 + 2 * KV_TILE - 1, last))
         elif it.next.table != NULL:
-            prefetch_keys(it.kv, it.next.table, it.next.head, first_tile(it.p, it.next.first), it.next.first)
+            prefetch_keys(
+                it.kv, it.next.table, it.next.head, first_key(it.p, it.next.first),
+                min(first_tile(it.p, it.next.first) + KV_TILE - 1, it.next.first),
+            )
     if it.kv.dtype == KV_I8:
-        copy_scales(it.kv, it.kv.k_scale, it.table, it.head, t0, last, it.k_scale)
-        copy_scales(it.kv, it.kv.v_scale, it.table, it.head, t0, last, it.v_scale)
+        copy_scales(it.kv, it.kv.k_scale, it.table, it.first_block, it.head, t0, last, it.k_scale)
+        copy_scales(it.kv, it.kv.v_scale, it.table, it.first_block, it.head, t0, last, it.v_scale)
     for i in range(positions):
         lo = max(0, first_key(it.p, it.first + i) - t0)
         hi = min(KV_TILE, it.first + i + 1 - t0)
@@ -240,7 +250,7 @@ cdef void attend(AttentionItem* it) noexcept nogil:
             t = g * KV_RANGE + r * KV_TILE
             if t > last:
                 break
-            if t >= first_tile(it.p, it.first):     # what has left the window may have no blocks any more
+            if t >= first_tile(it.p, it.first):
                 attend_tile(it, t)
         merge_range(it)
 
@@ -329,6 +339,7 @@ cdef void attention(
     while at.table != NULL:
         place_item(batch, kv, span, at.row, at.i + nth, &after)
         it.table, it.head, it.first, it.rows = at.table, at.head, at.first, at.n_tok * group
+        it.first_block = first_key(p, at.first) // kv.block_size
         MIRO_ASSERT(blocks_exist(&it, batch.table_stride))
         attend_rows(&it, q + at.token * ldq, ldq, out + at.token * ldo, ldo)
         if quantised != NULL:

@@ -18,15 +18,16 @@ cdef inline const float* scales_of(const KVCache* kv, const float* scales, int b
 
 
 cdef void copy_scales(
-    const KVCache* kv, const float* scales, const int32_t* table, int head, int t0, int last, float* out,
+    const KVCache* kv, const float* scales, const int32_t* table, int first_block, int head, int t0, int last,
+    float* out,
 ) noexcept nogil:
-    """out[KV_TILE] = the scales of tokens [t0, t0 + KV_TILE), 0 for those after `last`."""
+    """out[KV_TILE] = the scales of tokens [t0, t0 + KV_TILE), 0 for those after `last`; before first_block any."""
     cdef int j, n, bs = kv.block_size, end = min(t0 + KV_TILE, last + 1)
     for j in range(end - t0, KV_TILE):
         out[j] = 0
     while t0 < end:
         n = min(bs, end - t0)
-        memcpy(out, scales_of(kv, scales, table[t0 // bs], head), n * sizeof(float))
+        memcpy(out, scales_of(kv, scales, table[max(t0 // bs, first_block)], head), n * sizeof(float))
         out += n
         t0 += n
 
@@ -37,22 +38,22 @@ cdef inline void prefetch_scales(const KVCache* kv, const float* scales, int blo
         mi_prefetch(scales_of(kv, scales, block, head) + i)
 
 
-cdef void prefetch_keys(const KVCache* kv, const int32_t* table, int head, int t0, int last) noexcept nogil:
-    """Ask for the keys of the tile at t0, up to token `last`."""
+cdef void prefetch_keys(const KVCache* kv, const int32_t* table, int head, int first, int last) noexcept nogil:
+    """Ask for the keys of tokens `first` to `last`, of whole blocks."""
     cdef int b
     cdef Py_ssize_t i, size = kv_element_size(kv.dtype), n = <Py_ssize_t>kv.head_dim * kv.block_size
-    for b in range(t0 // kv.block_size, min(t0 + KV_TILE - 1, last) // kv.block_size + 1):
+    for b in range(first // kv.block_size, last // kv.block_size + 1):
         for i in range(0, n * size, 64):
             mi_prefetch(<const uint8_t*>kv.k + (table[b] * kv.k_block + head * n) * size + i)
         if kv.dtype == KV_I8:
             prefetch_scales(kv, kv.k_scale, table[b], head)
 
 
-cdef void prefetch_values(const KVCache* kv, const int32_t* table, int head, int t0, int last) noexcept nogil:
+cdef void prefetch_values(const KVCache* kv, const int32_t* table, int head, int first, int last) noexcept nogil:
     """Alike for the values."""
     cdef int b, bs = kv.block_size
     cdef Py_ssize_t i, base, size = kv_element_size(kv.dtype)
-    for b in range(t0 // bs, min(t0 + KV_TILE - 1, last) // bs + 1):
+    for b in range(first // bs, last // bs + 1):
         base = (table[b] * kv.v_block + <Py_ssize_t>head * bs * kv.v_dim) * size
         for i in range(0, <Py_ssize_t>min(bs, last + 1 - b * bs) * kv.v_dim * size, 64):
             mi_prefetch(<const uint8_t*>kv.v + base + i)
