@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from miro_client.checks import check_int
 from miro_cy.config import Compute, EngineConfig, KVDtype, parse_bytes
 from miro_cy.errors import ConfigError
 from miro_cy.hub import resolve
@@ -107,10 +108,7 @@ def inspect_model(
     with open_checkpoint(resolve(Path(path_or_name))) as checkpoint:
         spec = checkpoint.spec
         context = spec.context if context is None else context
-        if not 1 <= context <= spec.context:
-            raise ConfigError(
-                f"context must be between 1 and the model's {spec.context}, not {context}", field="context"
-            )
+        check_int("context", context, 1, spec.context)
         return _report(checkpoint, context, total)
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from miro_cy.sampling.params import MAX_INT32, MAX_LOGPROBS, MAX_SALT_BYTES, MAX_STOP_BYTES, MAX_STOPS, MAX_UINT64
+from miro_client.checks import MAX_INT32
+from miro_cy.sampling.params import MAX_LOGPROBS, MAX_SALT_BYTES, MAX_STOP_BYTES, MAX_STOPS, MAX_UINT64
 
 HUGE = 10**5000  # more digits than Python agrees to write
 NAN, INF = float("nan"), float("inf")

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from miro_cy.errors import ConfigError, InternalError
+from miro_client.checks import check_int
+from miro_cy.errors import InternalError
 
 from miro_cy.native cimport BLOCK_TABLES, MIRO_INDEX, tally
 
@@ -15,8 +16,7 @@ cdef class BlockTables:
 
     def __cinit__(self, n_groups, n_slots, max_blocks):
         for name, value in (("n_groups", n_groups), ("n_slots", n_slots), ("max_blocks", max_blocks)):
-            if not 1 <= value < 2**31:
-                raise ConfigError(f"{name} must be between 1 and {2**31 - 1}, not {value}", field=name)
+            check_int(name, value, 1, 2**31 - 1)
         self.n_groups = n_groups
         self.n_slots = n_slots
         self.max_blocks = max_blocks

@@ -59,7 +59,7 @@ def test_json(runner: CliRunner) -> None:
 def test_failures(runner: CliRunner, tmp_path: Path) -> None:
     result = runner.invoke(main, ["inspect", FOLDER, "--context", "513"])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "context must be between 1 and the model's 512, not 513\n" in result.stderr
+    assert "context must be an integer between 1 and 512, not 513\n" in result.stderr
     assert runner.invoke(main, ["inspect", str(tmp_path)]).exit_code == 1
     assert runner.invoke(main, ["inspect", FOLDER, "--context", "0"]).exit_code == 2
     assert runner.invoke(main, ["inspect"]).exit_code == 2

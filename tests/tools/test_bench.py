@@ -224,7 +224,7 @@ def test_exactly_these_works_are_measured(golden: Golden) -> None:
     [
         (("prompt", 1, 0, 0), "prompt"),
         (("prompt", 2, 0, 9), "rows"),
-        (("prompt", 1, 5, 9), "rows"),
+        (("prompt", 1, 5, 9), "depth"),
         (("decode", 257, 5, 9), "rows"),
         (("decode", 1, 0, 9), "depth"),
         (("decode", 1, 5, 2**16 + 1), "tokens"),
