@@ -91,8 +91,12 @@ PLAIN = [
     "miro_cy.cache.sharing",
     "miro_cy.model.step",
     "miro_cy.sampling.sampler",
+    "miro_cy.sched.sequence",
     "miro_cy.sched.request",
+    "miro_cy.sched.forks",
     "miro_cy.sched.sets",
+    "miro_cy.sched.visible",
+    "miro_cy.sched.relatives",
     "miro_cy.sched.scheduler",
 ]
 OPENMP = [

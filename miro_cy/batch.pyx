@@ -23,10 +23,12 @@ cdef class BatchView:
         self.n_log = np.zeros(max_rows, np.int32)
         self.offset = np.zeros(max_rows, np.int32)
         self.tokens = np.zeros(max_tokens, np.int32)
+        self.max_copies = <int>(tables.shape[0] * tables.shape[1])
+        self.copy = np.zeros((self.max_copies, 3), np.int32)
         self.clear()
 
     cpdef void clear(self):
-        """Forget all rows."""
+        """Forget all rows; copies that were not made yet stay."""
         self.n_rows = self.n_tokens = self.n_logits = 0
 
     cdef int push_row(self, int slot, int first_pos, const int32_t* tokens, int n_tok, int n_log) except -1:
@@ -46,6 +48,24 @@ cdef class BatchView:
         self.n_tokens += n_tok
         self.n_logits += n_log
         return 0
+
+    cdef int push_copy(self, int group, int source, int target) except -1:
+        """One more block to copy before anything is written; raises ValueError when there is no room."""
+        if self.n_copies >= self.max_copies or source == target or source < 0 or target < 0:
+            raise ValueError(f"no room in the batch view to copy block {source} to {target}")
+        self.copy[self.n_copies, 0] = group
+        self.copy[self.n_copies, 1] = source
+        self.copy[self.n_copies, 2] = target
+        self.n_copies += 1
+        return 0
+
+    cpdef void copies_made(self):
+        """Whoever runs the forward pass says that the blocks are copied."""
+        self.n_copies = 0
+
+    def copies(self):
+        """The copies still to be made, in order, as (group, from, to): for executors in Python, tests and tools."""
+        return [(self.copy[i, 0], self.copy[i, 1], self.copy[i, 2]) for i in range(self.n_copies)]
 
     def add_row(self, int slot, int first_pos, const int32_t[::1] tokens not None, int n_log):
         """Append a row from Python (tests, tools): tokens is int32 [n]."""

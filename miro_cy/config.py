@@ -91,6 +91,7 @@ class EngineConfig:
     block_size: tokens a KV block holds: 16, 32 or 64.
     max_context: most tokens of a sequence, prompt included (default: the model's).
     max_num_seqs: most sequences that run at once. max_waiting: most that wait for their turn.
+        A request of n choices counts as n of either. If they are more, it is served alone, some choices at a time.
     prefix_cache: keep the KV blocks of finished requests while nobody else needs them, for prompts that begin alike.
     max_step_tokens: most tokens a step computes. step_ms: how long a step that carries streams should take.
     policy: who is served next: "fcfs", first come first served; "priority", the highest first, where ageing_ms of

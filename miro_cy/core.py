@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from miro_cy.batch import BatchView
+from miro_cy.beams import Beamed
 from miro_cy.cache.block_pool import BlockPool
 from miro_cy.deadlines import Deadlines
-from miro_cy.errors import InternalError, MiroError, NonFinite
+from miro_cy.errors import InternalError, MiroError
+from miro_cy.live import Choice, Live, Outcome, Rows, Sampled, Scored, Told
 from miro_cy.prepare import prompt_tokens
-from miro_cy.requests import Event, FinishReason, Request, Timing, TokenLogprob, Usage
+from miro_cy.requests import Event, FinishReason, Request, Timing, Usage
 from miro_cy.sampling.params import SamplingParams
-from miro_cy.sampling.sampler import TokenSampler
 from miro_cy.sched.scheduler import Scheduler
-from miro_cy.text import TextStream, Tokenizer
+from miro_cy.text import Tokenizer
 
 F32 = NDArray[np.float32]
 log = logging.getLogger("miro")
@@ -33,30 +33,6 @@ class Executor(Protocol):
 
     def forward(self, view: BatchView) -> F32:
         """Logits float32 [view.n_logits, vocab] of the view's rows, in order; valid until the next call."""
-
-
-@dataclass(slots=True)
-class Choice:
-    """One sequence of a request as the engine sees it: how its tokens are picked, turned into text, and ended."""
-
-    request_id: int
-    params: SamplingParams
-    sampler: TokenSampler
-    stream: TextStream
-    max_new: int
-    usage: Usage
-    index: int = 0
-
-
-@dataclass(slots=True)
-class Scores:
-    """A sequence whose logits are wanted instead of tokens: rows [first, first + len(out)) of its prompt."""
-
-    request_id: int
-    first: int
-    out: F32
-    usage: Usage
-    index: int = field(default=0, init=False)
 
 
 class EngineCore:
@@ -75,12 +51,13 @@ class EngineCore:
         self._pool = pool
         self._tokenizer = tokenizer
         self._clock = clock
-        self._live: dict[int, Choice | Scores] = {}  # by sequence id
-        self._sequences: dict[int, int] = {}  # request id -> sequence id (one choice a request)
+        self._requests: dict[int, Live] = {}  # by request id
+        self._owner: dict[int, Live] = {}  # by sequence id
         self._deadlines = Deadlines()
         self._pending: list[Event] = []
         self._next_id = 1
         self._steps = 0
+        self._given_up = 0  # sequences, for others of their requests
         self._last_step = clock()
         self._counts = {"prompt_tokens": 0, "cached_tokens": 0, "generated_tokens": 0, "finished": 0}
 
@@ -88,40 +65,48 @@ class EngineCore:
 
     def add(self, request: Request, max_new: int) -> int:
         """Queue a prepared request (token ids, seed fixed). Raises what Scheduler.add raises."""
-        tokens = prompt_tokens(request)
-        usage = Usage(prompt_tokens=len(tokens))
+        tokens, params = prompt_tokens(request), request.params
         request_id = self._next_id
         if max_new == 0:
             self._scheduler.check(len(tokens), 0)
-            self._pending.append(Event(request_id, finish_reason="length", usage=usage, timing=Timing()))
+            for choice in range(params.n_choices):
+                usage = Usage(prompt_tokens=len(tokens))
+                self._pending.append(Event(request_id, choice, finish_reason="length", usage=usage, timing=Timing()))
+            self._next_id += 1
+            return request_id
+        live: Live
+        if params.beam_width > 1:
+            live = Beamed(request_id, tokens, params, max_new, self._tokenizer, self._scheduler)
         else:
-            params = request.params
-            choice = Choice(
-                request_id, params, TokenSampler(params), self._tokenizer.stream(params.stop), max_new, usage
-            )
-            seq = self._scheduler.add(
-                tokens, max_new, extras=_extras(params), priority=request.priority, client=request.client
-            )
-            self._live[seq] = choice
-            self._sequences[request_id] = seq
-            self._deadlines.add(seq, self._clock(), request.queue_ms, request.deadline_ms)
-        self._next_id += 1
-        return request_id
+            live = Sampled(request_id, len(tokens), params, max_new, self._tokenizer)
+        seq = self._scheduler.add(
+            tokens,
+            max_new,
+            choices=params.n_sequences,
+            extras=_extras(params),
+            priority=request.priority,
+            client=request.client,
+        )
+        self._deadlines.add(request_id, self._clock(), request.queue_ms, request.deadline_ms)
+        return self._begin(live, seq)
 
     def score(self, tokens: NDArray[np.int32], first: int, out: F32) -> int:
         """Fill out [len(tokens) - first, vocab] with the logits of tokens[first:]; ends like a request."""
         seq = self._scheduler.add(tokens, 0, logits_from=first)
-        request_id, self._next_id = self._next_id, self._next_id + 1
-        self._live[seq] = Scores(request_id, first, out, Usage(prompt_tokens=len(tokens)))
-        self._sequences[request_id] = seq
-        return request_id
+        return self._begin(Scored(self._next_id, len(tokens), first, out), seq)
+
+    def _begin(self, live: Live, seq: int) -> int:
+        self._next_id += 1
+        live.begin(seq)
+        self._owner[seq] = self._requests[live.request_id] = live
+        return live.request_id
 
     def abort(self, request_id: int) -> bool:
-        """Cancel; blocks are free at once, the event comes with the next step. False when it is not live."""
-        seq = self._sequences.get(request_id)
-        if seq is None:
+        """Cancel all its choices; blocks are free at once, the events come with the next step. False when not live."""
+        live = self._requests.get(request_id)
+        if live is None:
             return False
-        self._pending.append(self._end(seq, "cancelled"))
+        self._pending += self._end(live, "cancelled")
         return True
 
     def warm_up(self, request: Request, max_new: int) -> None:
@@ -136,34 +121,39 @@ class EngineCore:
                     raise event.error
         self._counts, self._steps = counts, steps
 
-    @property
-    def n_waiting(self) -> int:
-        """Requests that wait for their turn."""
-        return self._scheduler.n_waiting
+    def has_room(self, choices: int = 1) -> bool:
+        """Whether the queue takes a request of so many choices."""
+        return self._scheduler.has_room(choices)
 
     @property
     def has_work(self) -> bool:
         """Whether step() has something to do or to tell."""
-        return bool(self._live or self._pending)
+        return bool(self._requests or self._pending)
 
     # --- a step --------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Event]:
         """Run one batch step; at most one event for each live choice. [] when there is nothing to do."""
         events, self._pending = self._pending, []
-        for seq, waiting in self._deadlines.due(self._clock()):
-            if not waiting or self._scheduler.times(seq)[1] is None:
-                events.append(self._end(seq, "deadline"))
+        for request_id, waiting in self._deadlines.due(self._clock()):
+            live = self._requests[request_id]
+            if not waiting or self._scheduler.times(next(iter(live.carried)))[1] is None:
+                events += self._end(live, "deadline")
         ended: list[int] = []  # told so already, still held by the scheduler
         try:
             view = self._scheduler.plan()
+            while view is None and self._make_room():
+                view = self._scheduler.plan()
             if view is not None:
                 began = self._clock()
                 logits = self._executor.forward(view)
-                sampled = self._read_rows(view, logits, events, ended)
+                out = self._read(view, logits, events, ended)
+                sampled = np.array([out.tokens.get(seq, -1) for seq in self._scheduler.planned()], np.int32)
                 self._scheduler.commit(sampled, max(0.0, self._clock() - began))
+                self._go_on(out, events, ended)
                 while ended:
                     self._scheduler.finish(ended.pop())
+                self._fork(out)
         except Exception as error:
             # A bug, not a user's mistake: nobody may wait for an answer that will not come.
             log.exception("a step failed; its requests end with an error")
@@ -175,89 +165,99 @@ class EngineCore:
         self._last_step = self._clock()
         return events
 
-    def _read_rows(self, view: BatchView, logits: F32, events: list[Event], ended: list[int]) -> NDArray[np.int32]:
-        """Turn logits rows into events; returns the token for each row, -1 for none, and notes who ended."""
-        sampled = np.full(view.n_rows, -1, np.int32)
+    def _read(self, view: BatchView, logits: F32, events: list[Event], ended: list[int]) -> Outcome:
+        """What the requests make of the logits, each of all its rows; events come of it, and sequences to be ended."""
+        rows: dict[int, list[Rows]] = {}
         at = 0
-        for row, (seq, (_, first, n_tok, n_log)) in enumerate(zip(self._scheduler.planned(), view.rows(), strict=True)):
-            if n_log == 0:
+        for seq, (_, first, n_tok, n_log) in zip(self._scheduler.planned(), view.rows(), strict=True):
+            if n_log > 0:
+                request_id = self._owner[seq].request_id
+                rows.setdefault(request_id, []).append(Rows(seq, at, at + n_log, first + n_tok))
+                at += n_log
+        out = Outcome()
+        for request_id, taken in rows.items():
+            told = self._requests[request_id].take(taken, logits, out)
+            self._tell(told, events, ended)
+        return out
+
+    def _tell(self, told: list[Told], events: list[Event], ended: list[int]) -> None:
+        """Complete a request's events; notes the sequences that end when the step is committed."""
+        for seq, choice, event in told:
+            self._counts["generated_tokens"] += len(event.tokens)
+            events.append(event)
+            if event.finish_reason is None or not self._close(self._owner[seq], seq, choice, event):
                 continue
-            at += n_log
-            live = self._live[seq]
-            if isinstance(live, Scores):
-                done = self._take_scores(live, first + n_tok - n_log, logits[at - n_log : at])
-                event = self._forget(seq, "length") if done else None
-            else:
-                event, sampled[row] = self._take_token(seq, live, logits, at - 1, first + n_tok)
-            if event is not None:
-                events.append(event)
-                if event.finish_reason is not None:
-                    sampled[row] = -1
-                    if event.error is None:
-                        ended.append(seq)
-                    else:  # before the commit: others must not find what this step computed
-                        self._scheduler.finish(seq)
-        return sampled
+            if event.error is None:
+                ended.append(seq)
+            else:  # before the commit: others must not find what this step computed
+                self._scheduler.finish(seq)
 
-    def _take_scores(self, scores: Scores, position: int, rows: F32) -> bool:
-        at = position - scores.first
-        scores.out[at : at + len(rows)] = rows
-        return at + len(rows) == len(scores.out)
+    def _fork(self, out: Outcome) -> None:
+        """Give choices that leave a sequence one of their own."""
+        for seq, token, choice in out.forks:
+            live = self._owner[seq]
+            forked = self._scheduler.fork(seq, token)
+            live.carried[forked], self._owner[forked] = [choice], live
+            live.drop(seq, choice)
+        for seq in out.settled:
+            self._scheduler.settle(seq)
 
-    def _take_token(self, seq: int, choice: Choice, logits: F32, row: int, position: int) -> tuple[Event, int]:
-        """Pick the token for `position` from a logits row; returns its event, the last one if it ends the choice."""
-        token = choice.sampler.pick(logits, row, position)
-        if token < 0:
-            error = NonFinite(f"the model gave no finite logits at position {position}")
-            return self._forget(seq, "error", error=error), -1
-        choice.usage.completion_tokens += 1
-        self._counts["generated_tokens"] += 1
-        logprobs = None
-        if choice.params.logprobs is not None:
-            logprobs = [TokenLogprob(*choice.sampler.logprob(logits, row, token))]
-        text, reason, stop = self._advance_text(choice, token)
-        if reason is None:
-            return Event(choice.request_id, choice.index, text, (token,), logprobs), token
-        event = self._forget(seq, reason, stop=stop)
-        event.text, event.tokens, event.logprobs = text, (token,), logprobs
-        return event, token
+    def _go_on(self, out: Outcome, events: list[Event], ended: list[int]) -> None:
+        """Let requests change their sequences by themselves, and tell what comes of it."""
+        for live in out.ready:
+            before = [*live.carried, *live.others]
+            try:
+                told = live.go_on()
+            finally:
+                for seq in before:
+                    del self._owner[seq]
+                self._owner |= dict.fromkeys([*live.carried, *live.others], live)
+            self._tell(told, events, ended)
 
-    def _advance_text(self, choice: Choice, token: int) -> tuple[str, FinishReason | None, str | int | None]:
-        """Text that is now safe to send, and whether and why the choice ends with this token."""
-        params = choice.params
-        if token in params.stop_token_ids:
-            return choice.stream.finish(), "stop", token
-        if not params.ignore_eos and token in self._tokenizer.eos_ids:
-            return choice.stream.finish(), "stop", None
-        text, stop = choice.stream.push(token)
-        if stop is not None:
-            return text, "stop", stop
-        if choice.usage.completion_tokens == choice.max_new:
-            return text + choice.stream.finish(), "length", None
-        return text, None, None
+    def _make_room(self) -> bool:
+        """When nothing can be computed: end a sequence that only holds blocks, of the latest request that has one."""
+        for live in reversed(self._requests.values()):
+            seq = live.give_up()
+            if seq is not None:
+                del self._owner[seq]
+                self._given_up += 1
+                return True
+        return False
 
     # --- the end of a request ------------------------------------------------------------------------------------
 
-    def _forget(self, seq: int, reason: FinishReason, **more: Any) -> Event:
-        """The terminal event of a sequence; the scheduler still holds it."""
-        live = self._live.pop(seq)
-        self._deadlines.forget(seq)
-        del self._sequences[live.request_id]
-        self._counts["finished"] += 1
-        self._counts["prompt_tokens"] += live.usage.prompt_tokens
-        live.usage.cached_tokens = self._scheduler.cached_tokens(seq)
-        self._counts["cached_tokens"] += live.usage.cached_tokens
-        timing = self._timing(seq)
-        return Event(live.request_id, live.index, finish_reason=reason, usage=live.usage, timing=timing, **more)
+    def _close(self, live: Live, seq: int, choice: Choice, event: Event) -> bool:
+        """Complete the last event of a choice; true: its sequence carries no other, and is to be finished."""
+        choice.usage.cached_tokens = self._scheduler.cached_tokens(seq)
+        event.usage, event.timing = choice.usage, self._timing(seq)
+        was_last = live.drop(seq, choice)
+        if was_last:
+            del self._owner[seq]
+        if not live.carried:
+            for other in live.others:
+                del self._owner[other]
+                self._scheduler.finish(other)
+            del self._requests[live.request_id]
+            self._deadlines.forget(live.request_id)
+            self._counts["finished"] += 1
+            self._counts["prompt_tokens"] += live.choices[0].usage.prompt_tokens
+            self._counts["cached_tokens"] += live.choices[0].usage.cached_tokens
+        return was_last
 
-    def _end(self, seq: int, reason: FinishReason, **more: Any) -> Event:
-        event = self._forget(seq, reason, **more)
-        self._scheduler.finish(seq)
-        return event
+    def _end(self, live: Live, reason: FinishReason, error: MiroError | None = None) -> list[Event]:
+        """The last events of all choices that a request still has."""
+        events = []
+        for seq, choices in [*live.carried.items()]:
+            for choice in [*choices]:
+                events.append(live.event(choice, reason))
+                events[-1].error = error
+                self._close(live, seq, choice, events[-1])
+            self._scheduler.finish(seq)
+        return events
 
     def _fail_all(self, error: Exception) -> list[Event]:
         reason = error if isinstance(error, MiroError) else InternalError(f"the engine failed: {error}")
-        return [self._end(seq, "error", error=reason) for seq in list(self._live)]
+        return [event for live in [*self._requests.values()] for event in self._end(live, "error", reason)]
 
     def _timing(self, seq: int) -> Timing:
         now = self._clock()
@@ -278,7 +278,7 @@ class EngineCore:
             "cached_blocks": self._pool.n_cached,
             "total_blocks": self._pool.n_blocks,
             "evictions": self._pool.evictions,
-            "preemptions": self._scheduler.preemptions,
+            "preemptions": self._scheduler.preemptions + self._given_up,
             "steps": self._steps,
             "last_step_age_ms": 1000.0 * (self._clock() - self._last_step),
             **self._counts,

@@ -22,11 +22,16 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One submitted request. submit: adds it to the core and returns its id; events: where its events go, by index."""
+    """One submitted request. submit: adds it to the core and returns its id; events: where its events go, by index.
+
+    choices: how many of its texts have not ended; each has a last event. sequences: what it counts for in the queue.
+    """
 
     submit: Callable[[EngineCore], int]
     events: SimpleQueue[tuple[int, Event | Exception]]
     index: int = 0
+    choices: int = 1
+    sequences: int = 1
     request_id: int | None = field(default=None, init=False)
     cancelled: bool = field(default=False, init=False)
 
@@ -34,9 +39,8 @@ class Ticket:
 class Driver:
     """Runs the core on a thread of its own, started by the first ticket; idle, it sleeps."""
 
-    def __init__(self, core: EngineCore, max_waiting: int) -> None:
+    def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._max_waiting = max_waiting
         self._lock = (
             threading.RLock()
         )  # the core; re-entrant, since a finaliser may close the engine on the step thread
@@ -131,7 +135,7 @@ class Driver:
 
     def _admit(self, backlog: deque[Ticket]) -> None:
         """Add tickets while the scheduler's queue has room; the rest stay here, in order."""
-        while backlog and self._core.n_waiting < self._max_waiting:
+        while backlog and (backlog[0].cancelled or self._core.has_room(backlog[0].sequences)):
             ticket = backlog.popleft()
             if ticket.cancelled:
                 continue
@@ -149,7 +153,9 @@ class Driver:
                 self._unclaimed.append(event)
                 continue
             if event.finish_reason is not None:
-                del self._tickets[event.request_id]
+                ticket.choices -= 1
+                if ticket.choices == 0:
+                    del self._tickets[event.request_id]
             ticket.events.put((ticket.index, event))
 
     def _abandon(self, backlog: deque[Ticket]) -> None:

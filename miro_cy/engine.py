@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from miro_client.checks import check_items, shown
+from miro_cy.completions import Gathered, together
 from miro_cy.config import MAX_CONTEXT, MAX_WAITING, EngineConfig
 from miro_cy.core import EngineCore
 from miro_cy.driver import Driver, Ticket, event_of
@@ -51,7 +52,7 @@ class Engine:
             parts.scheduler.check,
             parts.config.seed,
         )
-        self._driver = Driver(parts.core, parts.config.max_waiting)
+        self._driver = Driver(parts.core)
 
     @classmethod
     def load(
@@ -162,7 +163,7 @@ class Engine:
         return self._complete([self.prepare(*pair) for pair in zip(prompts, params, strict=True)])
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:
-        """Complete one prompt, an Event at a time; the last has finish_reason. Closing the iterator cancels.
+        """Complete one prompt, an Event at a time; the last of each choice has finish_reason. Closing it cancels.
 
         Raises as `generate` does, refusals at once.
         """
@@ -267,7 +268,12 @@ class Engine:
         preparer = self._preparer  # not self: a ticket must not keep the engine alive, least of all on its own thread
 
         def submit(request: Request) -> Ticket:
-            return Ticket(lambda core: core.add(request, preparer.max_new(request)), events)
+            return Ticket(
+                lambda core: core.add(request, preparer.max_new(request)),
+                events,
+                choices=request.params.n_choices,
+                sequences=request.params.n_sequences,
+            )
 
         tickets = [submit(request) for request in requests]
         for index, ticket in enumerate(tickets):
@@ -276,22 +282,21 @@ class Engine:
 
     def _complete(self, requests: list[Request]) -> list[Completion]:
         events: SimpleQueue[tuple[int, Event | Exception]] = SimpleQueue()
-        results = [Completion(logprobs=None if r.params.logprobs is None else []) for r in requests]
-        pieces: list[list[str]] = [[] for _ in requests]
-        self._wait(self._tickets(requests, events), events, results, pieces)
-        for result, text in zip(results, pieces, strict=True):
-            result.text = "".join(text)
-        return results
+        results = [[Gathered(r.params.logprobs is not None) for _ in range(r.params.n_choices)] for r in requests]
+        self._wait(self._tickets(requests, events), events, results)
+        return [together([choice.completion() for choice in choices]) for choices in results]
 
     def _wait(
         self,
         tickets: list[Ticket],
         events: SimpleQueue[tuple[int, Event | Exception]],
-        results: list[Completion] | None = None,
-        pieces: list[list[str]] | None = None,
+        results: list[list[Gathered]] | None = None,
     ) -> None:
-        """Submit and wait until every ticket has ended; whatever interrupts the wait cancels the rest."""
-        left = len(tickets)
+        """Submit and wait until every ticket has ended; whatever interrupts the wait cancels the rest.
+
+        results: where the events of each choice of each ticket go.
+        """
+        left = sum(ticket.choices for ticket in tickets)
         done = False
         try:  # around the submission: an interrupt just after it must not leave the requests running
             self._driver.submit(tickets)
@@ -299,9 +304,8 @@ class Engine:
                 index, item = events.get()
                 event = event_of(item)
                 left -= event.finish_reason is not None
-                if results is not None and pieces is not None:
-                    pieces[index].append(event.text)
-                    _collect(results[index], event)
+                if results is not None:
+                    results[index][event.choice].take(event)
             done = True
         finally:
             if not done:
@@ -310,22 +314,13 @@ class Engine:
     def _stream(self, request: Request) -> Iterator[Event]:
         events: SimpleQueue[tuple[int, Event | Exception]] = SimpleQueue()
         tickets = self._tickets([request], events)
-        ended = False
+        left = request.params.n_choices
         try:  # around the submission: an interrupt just after it must not leave the request running
             self._driver.submit(tickets)
-            while not ended:
+            while left:
                 event = event_of(events.get()[1])
-                ended = event.finish_reason is not None
+                left -= event.finish_reason is not None
                 yield event
         finally:
-            if not ended:
+            if left:
                 self._driver.cancel(tickets)
-
-
-def _collect(result: Completion, event: Event) -> None:
-    result.tokens.extend(event.tokens)
-    if event.logprobs and result.logprobs is not None:
-        result.logprobs.extend(event.logprobs)
-    if event.finish_reason is not None:
-        result.finish_reason, result.stop = event.finish_reason, event.stop
-        result.usage, result.timing = event.usage or result.usage, event.timing or result.timing

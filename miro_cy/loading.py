@@ -29,6 +29,7 @@ from miro_cy.model.generation import GenerationDefaults
 from miro_cy.model.opening import open_checkpoint
 from miro_cy.model.spec import ModelSpec
 from miro_cy.model.weights import Weights, load_weights, packable_parts
+from miro_cy.sampling.params import MAX_CHOICES
 from miro_cy.sched.scheduler import Scheduler, SchedulerConfig
 from miro_cy.text import Tokenizer, load_tokenizer
 
@@ -153,6 +154,7 @@ def _assemble(
         max_step_tokens=config.max_step_tokens,
         step_ms=config.step_ms,
         max_waiting=config.max_waiting,
+        max_choices=MAX_CHOICES,
         policy=config.policy,
         ageing_ms=config.ageing_ms,
         admission=config.admission,

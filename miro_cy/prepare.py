@@ -52,6 +52,10 @@ class Preparer:
                 raise BadField(f"stop_token_ids: {token} is not below {self._vocab_size}", field="stop_token_ids")
         if params.stop and not self._tokenizer.supported:
             raise Unsupported(f"stop strings need a tokenizer; this model has {self._tokenizer.kind}", field="stop")
+        if params.beam_width > self._vocab_size:
+            raise BadField(
+                f"beam_width {params.beam_width} is above the vocabulary of {self._vocab_size}", field="beam_width"
+            )
         if params.seed is None:
             params = replace(params, seed=self._seeds.getrandbits(64))
         request = Request({"tokens": self.prompt_ids(prompt)}, params)

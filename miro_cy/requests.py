@@ -53,7 +53,8 @@ class Event:
 
     text: characters that are now safe to send, possibly none; tokens: ids generated in this step.
     The last event of a choice has finish_reason set, with usage and timing; `stop` is the string or id that
-    ended it (None for EOS); `error` is set exactly when finish_reason is "error".
+    ended it (None for EOS); `error` is set exactly when finish_reason is "error". Of a beam search each choice has one
+    event alone, with its score.
     """
 
     request_id: int
@@ -66,11 +67,16 @@ class Event:
     usage: Usage | None = None
     timing: Timing | None = None
     error: MiroError | None = None
+    score: float | None = None
 
 
 @dataclass(slots=True)
 class Completion:
-    """A finished request. `tokens` includes the EOS or stop token that ended it; `text` does not."""
+    """A finished request. `tokens` includes the EOS or stop token that ended it; `text` does not.
+
+    choices: all of its texts, each with what this has (but no choices of its own); this is the first of them.
+    score: by which they are in order, best first; None where they are not.
+    """
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -79,6 +85,8 @@ class Completion:
     logprobs: list[TokenLogprob] | None = None
     stop: str | int | None = None
     timing: Timing = field(default_factory=Timing)
+    choices: list[Completion] = field(default_factory=list)
+    score: float | None = None
 
 
 __all__ = ["Completion", "Event", "FinishReason", "Prompt", "Request", "Timing", "TokenLogprob", "Usage"]

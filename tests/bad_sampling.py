@@ -6,11 +6,21 @@ from typing import Any
 import numpy as np
 
 from miro_client.checks import MAX_INT32
-from miro_cy.sampling.params import MAX_LOGPROBS, MAX_SALT_BYTES, MAX_STOP_BYTES, MAX_STOPS, MAX_UINT64
+from miro_cy.sampling.params import (
+    MAX_BEAM_WIDTH,
+    MAX_CHOICES,
+    MAX_LENGTH_PENALTY,
+    MAX_LOGPROBS,
+    MAX_SALT_BYTES,
+    MAX_STOP_BYTES,
+    MAX_STOPS,
+    MAX_UINT64,
+)
 
 HUGE = 10**5000  # more digits than Python agrees to write
 NAN, INF = float("nan"), float("inf")
 BAD: dict[str, list[Any]] = {
+    "n": [0, -1, MAX_CHOICES + 1, HUGE, 1.0, NAN, "1", b"1", True, None, [1], {}, int],
     "max_tokens": [-1, MAX_INT32 + 1, HUGE, 1.0, "8", True, [1], {}, NAN, INF, int, np.array([1, 2])],
     "temperature": [
         -0.1, 2.0001, HUGE, NAN, INF, -INF, "1", b"1", True, None, [1.0], {}, 1j, float, np.array([1.0, 1.0]),
@@ -33,4 +43,9 @@ BAD: dict[str, list[Any]] = {
     "cache_salt": [
         "", "x" * (MAX_SALT_BYTES + 1), "é" * (MAX_SALT_BYTES // 2 + 1), "\ud800", 1, b"x", True, ["x"], NAN, HUGE,
     ],
+    "beam_width": [0, -1, MAX_BEAM_WIDTH + 1, HUGE, 2.0, NAN, "2", True, None, [2], int],
+    "length_penalty": [
+        MAX_LENGTH_PENALTY + 0.001, -MAX_LENGTH_PENALTY - 0.001, HUGE, NAN, INF, -INF, "1", b"1", True, None, [1.0], {},
+    ],
+    "early_stopping": [0, 1, NAN, None, "true", "Never", "", b"never", [], ["never"], np.array(["never"]), HUGE],
 }  # fmt: skip

@@ -39,12 +39,15 @@ BELOW = {
     "sampling": {"_kernels", "sampling.params"},
     "model": {"_kernels", "formats", "batch", "config"},
     "prepare": {"text", "requests"},
-    "core": {"cache", "sched", "prepare", "sampling", "batch", "deadlines"},
+    "live": {"sampling", "text", "requests"},
+    "beams": {"live"},
+    "completions": {"requests"},
+    "core": {"cache", "sched", "prepare", "beams", "batch", "deadlines"},
     "driver": {"core"},
     "memory": {"model", "sched"},
     "loading": {"core", "memory", "hub", "machine"},
     "inspect": {"loading"},
-    "engine": {"driver", "loading"},
+    "engine": {"driver", "loading", "completions"},
     "tools": {"engine", "inspect"},
 }
 #: What the leaves that both ends share may import besides the standard library.

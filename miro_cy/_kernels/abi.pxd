@@ -52,7 +52,6 @@ cdef struct PackedMatrix:
     int high_bits           # 0, 1 or 2 bits a value beside the nibble
     int zero                # taken off each stored value
     int has_min
-    int steps               # vi_dot_u8 steps before widening: 4 with q below 32, 2 with q below 64
     Py_ssize_t n            # output rows
     Py_ssize_t k
     Py_ssize_t n_panels

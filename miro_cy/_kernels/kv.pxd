@@ -10,3 +10,4 @@ cdef class KVLayer:
 
 
 cdef void touch_layer(const KVCache* kv) noexcept nogil
+cdef void copy_block(const KVCache* kv, Py_ssize_t source, Py_ssize_t target) noexcept nogil

@@ -1,11 +1,12 @@
 """A layer's KV pool, in the kernels' layout (KVCache in abi.pxd)."""
 
-from libc.stdint cimport uintptr_t
-from libc.string cimport memset
+from libc.stdint cimport uint8_t, uintptr_t
+from libc.string cimport memcpy, memset
 
 import numpy as np
 
 from miro_cy._kernels.abi cimport KV_F16, KV_F32, KV_I8, PANEL, KVCache, kv_element_size
+from miro_cy.native cimport MIRO_INDEX
 
 #: name -> (KVType, element type)
 KV_TYPES = {"fp16": (KV_F16, np.float16), "fp32": (KV_F32, np.float32), "int8": (KV_I8, np.int8)}
@@ -51,3 +52,16 @@ cdef void touch_layer(const KVCache* kv) noexcept nogil:
     if kv.dtype == KV_I8:
         memset(kv.k_scale, 0, kv.n_blocks * kv.scale_block * sizeof(float))
         memset(kv.v_scale, 0, kv.n_blocks * kv.scale_block * sizeof(float))
+
+
+cdef void copy_block(const KVCache* kv, Py_ssize_t source, Py_ssize_t target) noexcept nogil:
+    """All that a block holds, keys, values and scales, into another one."""
+    cdef Py_ssize_t k = kv.k_block * kv_element_size(kv.dtype), v = kv.v_block * kv_element_size(kv.dtype)
+    MIRO_INDEX(source, kv.n_blocks)
+    MIRO_INDEX(target, kv.n_blocks)
+    memcpy(<uint8_t*>kv.k + target * k, <uint8_t*>kv.k + source * k, k)
+    memcpy(<uint8_t*>kv.v + target * v, <uint8_t*>kv.v + source * v, v)
+    if kv.dtype == KV_I8:
+        k = kv.scale_block
+        memcpy(kv.k_scale + target * k, kv.k_scale + source * k, k * sizeof(float))
+        memcpy(kv.v_scale + target * k, kv.v_scale + source * k, k * sizeof(float))

@@ -11,22 +11,22 @@ from miro_cy._kernels.abi cimport (
 from miro_cy._kernels.select cimport kernels
 from miro_cy.native cimport WEIGHT_BYTES, WEIGHTS, tally
 
-#: kind -> (layout, group, block, high bits, zero, has minima, steps, packed bytes a block of 16 rows,
+#: kind -> (layout, group, block, high bits, zero, has minima, packed bytes a block of 16 rows,
 #:          file elements a block, file bytes a block)
 FORMATS = {
-    "F32": (LAYOUT_F32, 1, 1, 0, 0, 0, 0, 64, 1, 4),
-    "F16": (LAYOUT_F16, 1, 1, 0, 0, 0, 0, 32, 1, 2),
-    "BF16": (LAYOUT_BF16, 1, 1, 0, 0, 0, 0, 32, 1, 2),
-    "Q8_0": (LAYOUT_Q8, 32, 32, 0, 0, 0, 4, 544, 32, 34),
-    "Q4_0": (LAYOUT_Q4, 32, 32, 0, 8, 0, 4, 288, 32, 18),
-    "Q4_1": (LAYOUT_Q4, 32, 32, 0, 0, 1, 4, 320, 32, 20),
-    "Q6_K": (LAYOUT_Q4, 16, 256, 2, 32, 0, 2, 3360, 256, 210),
+    "F32": (LAYOUT_F32, 1, 1, 0, 0, 0, 64, 1, 4),
+    "F16": (LAYOUT_F16, 1, 1, 0, 0, 0, 32, 1, 2),
+    "BF16": (LAYOUT_BF16, 1, 1, 0, 0, 0, 32, 1, 2),
+    "Q8_0": (LAYOUT_Q8, 32, 32, 0, 0, 0, 544, 32, 34),
+    "Q4_0": (LAYOUT_Q4, 32, 32, 0, 8, 0, 288, 32, 18),
+    "Q4_1": (LAYOUT_Q4, 32, 32, 0, 0, 1, 320, 32, 20),
+    "Q6_K": (LAYOUT_Q4, 16, 256, 2, 32, 0, 3360, 256, 210),
 }
 
 
 def packed_nbytes(str kind not None, Py_ssize_t n, Py_ssize_t k):
     """Bytes that a matrix [n, k] of a kind of FORMATS takes when packed."""
-    block, block_bytes = FORMATS[kind][2], FORMATS[kind][7]
+    block, block_bytes = FORMATS[kind][2], FORMATS[kind][6]
     return (n + PANEL - 1) // PANEL * (k // block * block_bytes)
 
 
@@ -40,7 +40,7 @@ cdef class PackedWeights:
     def __cinit__(self, const uint8_t[::1] raw not None, str kind not None, Py_ssize_t n, Py_ssize_t k, int threads=1):
         if kind not in FORMATS:
             raise ValueError(f"no packed layout for {kind}")
-        layout, group, block, high_bits, zero, has_min, steps, block_bytes, file_block, file_bytes = FORMATS[kind]
+        layout, group, block, high_bits, zero, has_min, block_bytes, file_block, file_bytes = FORMATS[kind]
         if n < 1 or k < 1 or k % file_block or raw.shape[0] != n * (k // file_block) * file_bytes:
             raise ValueError(f"{kind} matrix of {n} x {k} cannot have {raw.shape[0]} bytes")
         self.kind = kind
@@ -50,7 +50,6 @@ cdef class PackedWeights:
         self.matrix.high_bits = high_bits
         self.matrix.zero = zero
         self.matrix.has_min = has_min
-        self.matrix.steps = steps
         self.matrix.n = n
         self.matrix.k = k
         self.matrix.n_panels = (n + PANEL - 1) // PANEL

@@ -32,5 +32,6 @@ cdef class BlockTables:
     cpdef int extend(self, BlockPool pool, int slot, int n_blocks) except -1
     cpdef int share(self, BlockPool pool, int group, int slot, int at, int block) except -1
     cpdef int fork(self, BlockPool pool, int source, int target, int n_blocks) except -1
+    cpdef int to_own(self, BlockPool pool, int slot, int at) except -1
     cpdef int own(self, BlockPool pool, int group, int slot, int at) except -2
     cpdef int free(self, BlockPool pool, int slot) except -1

@@ -99,6 +99,16 @@ cdef class BlockTables:
                     n += 1
         return n
 
+    cpdef int to_own(self, BlockPool pool, int slot, int at) except -1:
+        """Blocks that `own` takes for entry `at`, over all groups: those that others hold too, or may find."""
+        cdef int group, block, n = 0
+        self.length(slot)
+        for group in range(self.n_groups):
+            if 0 <= at < self._length[group, slot]:
+                block = self.table[group, slot, at]
+                n += pool.refcount(block) > 1 or pool.is_entry(block)
+        return n
+
     cpdef int own(self, BlockPool pool, int group, int slot, int at) except -2:
         """Make entry `at` a block that nobody else holds, so that it can be written: copy-on-write.
 

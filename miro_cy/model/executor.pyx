@@ -14,7 +14,7 @@ import numpy as np
 from miro_cy._kernels.abi cimport (
     QBLOCK, TILE_ROWS, BatchRows, KernelTable, PackedMatrix, QuantBlock, is_float_layout,
 )
-from miro_cy._kernels.kv cimport KVLayer, touch_layer
+from miro_cy._kernels.kv cimport KVLayer, copy_block, touch_layer
 from miro_cy._kernels.select cimport kernels
 from miro_cy._kernels.weights cimport PackedWeights
 from miro_cy.batch cimport BatchView
@@ -184,7 +184,7 @@ cdef class CpuExecutor:
             self.b.logits = &view[0, 0]
 
     def forward(self, BatchView view not None):
-        """One step: writes the batch's K and V, returns logits float32 [view.n_logits, vocab].
+        """One step: copies blocks, writes the batch's K and V, returns logits float32 [view.n_logits, vocab].
 
         The array is a view that the next call overwrites. Raises ValueError for a view that does not fit.
         """
@@ -205,6 +205,7 @@ cdef class CpuExecutor:
         self.view = view
         with nogil, parallel(num_threads=self.threads):
             self.walk(mi_thread_id(), mi_team_size())
+        view.copies_made()
         return self.logits_array[:view.n_logits, :self.output.n]
 
     def start_profile(self):
@@ -241,6 +242,7 @@ cdef class CpuExecutor:
         cdef mi_profile* p = &self.profile
         mi_profile_begin(p, th)
         self.bind_rows(&rows)
+        self.copy_blocks(th, nth)
         self.table.embed(
             th, nth, self.embedding, &self.view.tokens[0], rows.n_tokens, b.x, self.hidden,
             self.scratch + th * self.scratch_floats,
@@ -255,6 +257,13 @@ cdef class CpuExecutor:
         if self.view.n_logits > 0:
             self.output_block(th, nth, &rows, bias)
             mi_profile_mark(p, th, OUTPUT)
+
+    cdef void copy_blocks(self, int th, int nth) noexcept nogil:
+        """What the view wants copied, each thread in its own layers (all of one group); written behind a barrier."""
+        cdef int i, at
+        for at in range(self.view.n_copies):
+            for i in range(self.n_layers * th // nth, self.n_layers * (th + 1) // nth):
+                copy_block(&self.layers[i].kv, self.view.copy[at, 1], self.view.copy[at, 2])
 
     cdef void bind_rows(self, BatchRows* rows) noexcept nogil:
         rows.n_rows = self.view.n_rows

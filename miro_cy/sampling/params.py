@@ -10,9 +10,9 @@ import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
-from miro_client.checks import MAX_INT32, check_bool, check_items, shown
+from miro_client.checks import MAX_INT32, check_bool, check_choice, check_items, shown
 from miro_cy.errors import BadField
 
 #: Below this a temperature means greedy; from here up to MIN_TEMPERATURE it is raised to MIN_TEMPERATURE.
@@ -20,9 +20,12 @@ GREEDY_TEMPERATURE = 1e-5
 MIN_TEMPERATURE = 0.01
 MAX_TEMPERATURE = 2.0
 MAX_LOGPROBS = 128
+MAX_CHOICES = 64
 MAX_STOPS = 64
 MAX_STOP_BYTES = 1024
 MAX_SALT_BYTES = 256
+MAX_BEAM_WIDTH = 16
+MAX_LENGTH_PENALTY = 10.0
 MAX_UINT64 = 2**64 - 1
 
 
@@ -30,7 +33,10 @@ MAX_UINT64 = 2**64 - 1
 class SamplingParams:
     """How the tokens of one request are chosen, and when it ends.
 
-    max_tokens: most tokens to generate; 0 only checks and counts the prompt, None means what is left of the context.
+    n: how many texts to make of the prompt, 1 to 64; each draws for itself, the first as it would alone. Of a beam
+        search: its n best hypotheses, at most beam_width; 1, the default, for all of them.
+    max_tokens: most tokens to generate for each of them; 0 only checks and counts the prompt, None means what is left
+        of the context.
     temperature: 0 is greedy (argmax, ties to the lowest id); at most 2.
     top_k: keep the k most likely tokens, ties to the lowest id; 0 or -1 keeps all.
     top_p: keep the smallest set of most likely tokens whose probability reaches top_p, in (0, 1].
@@ -40,10 +46,16 @@ class SamplingParams:
     ignore_eos: EOS is drawn like any token and ends nothing; stop_token_ids still do.
     logprobs: None for none, else how many of the most likely alternatives to report with each token (0 to 128).
     cache_salt: the prompt's cached blocks are shared among requests of the same salt only; 1 to 256 bytes of UTF-8.
+    beam_width: above 1 (at most 16) a beam search, whose hypotheses are the choices, best first, told when it is over.
+    length_penalty: a hypothesis's score is its log-probability / its tokens ** length_penalty; -10 to 10.
+    early_stopping: when beam_width hypotheses end the search: True at once, False when the best live beam would not
+        better them if it ended now, "never" when it would not at its best length either.
 
+    A beam search draws nothing: a temperature other than 0 or 1, top_k, top_p and stop strings are refused with it.
     Raises BadField naming the field when a value has the wrong type or is out of range.
     """
 
+    n: int = 1
     max_tokens: int | None = None
     temperature: float = 1.0
     top_k: int = 0
@@ -54,9 +66,13 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     cache_salt: str | None = None
+    beam_width: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
 
     def __post_init__(self) -> None:
         put = object.__setattr__
+        put(self, "n", _integer("n", self.n, 1, MAX_CHOICES))
         if self.max_tokens is not None:
             put(self, "max_tokens", _integer("max_tokens", self.max_tokens, 0, MAX_INT32))
         temperature = _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
@@ -75,6 +91,26 @@ class SamplingParams:
             put(self, "logprobs", _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS))
         if self.cache_salt is not None:
             _check_text("cache_salt", self.cache_salt, MAX_SALT_BYTES)
+        put(self, "beam_width", _integer("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH))
+        penalty = _number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        put(self, "length_penalty", penalty)
+        check_choice("early_stopping", self.early_stopping, (True, False, "never"), error=BadField)
+        if self.beam_width > 1:
+            self._check_beams()
+
+    def _check_beams(self) -> None:
+        """Refuse what would have no effect on a beam search, and more choices than it has."""
+        if self.n > self.beam_width:
+            raise BadField(f"n is {self.n}, a beam search has beam_width {self.beam_width} choices", field="n")
+        idle = {
+            "temperature": self.temperature in (0.0, 1.0),
+            "top_k": self.top_k == 0,
+            "top_p": self.top_p == 1.0,
+            "stop": not self.stop,
+        }
+        for name, is_idle in idle.items():
+            if not is_idle:
+                raise BadField(f"{name} has no meaning in a beam search (beam_width {self.beam_width})", field=name)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> SamplingParams:
@@ -85,6 +121,16 @@ class SamplingParams:
                 name = key[:80] if isinstance(key, str) else shown(key)
                 raise BadField(f"unknown sampling parameter {shown(key)}", field=name)
         return cls(**mapping)
+
+    @property
+    def n_choices(self) -> int:
+        """Texts that come of a prompt."""
+        return self.beam_width if self.n == 1 else self.n
+
+    @property
+    def n_sequences(self) -> int:
+        """Sequences that a prompt may become at once."""
+        return max(self.n, self.beam_width)
 
     @property
     def greedy(self) -> bool:

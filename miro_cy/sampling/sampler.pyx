@@ -132,19 +132,39 @@ cdef class TokenSampler:
     def logprob(self, const float[:, :] logits not None, Py_ssize_t row, int token):
         """(log-probability of token, [(id, log-probability)] of the n_logprobs most likely), before any filter."""
         cdef const float* x = &logits[row, 0]
-        cdef Py_ssize_t n = logits.shape[1], k = min(n, <Py_ssize_t>(self.n_logprobs or 0)), i
+        cdef Py_ssize_t n = logits.shape[1]
         cdef float lse = self.table.logsumexp(x, n, 1.0)
-        cdef Candidate* c
         MIRO_INDEX(token, n)
-        top = []
-        if k > 0:
-            c = <Candidate*>malloc(k * sizeof(Candidate))
-            if c == NULL:
-                raise MemoryError()
-            self.table.top_k(x, n, c, k)
-            top = [(c[i].id, <float>(c[i].value - lse)) for i in range(k)]
-            free(c)
-        return <float>(x[token] - lse), top
+        return <float>(x[token] - lse), most_likely(self.table, x, n, self.n_logprobs or 0, lse)
+
+
+cdef list most_likely(const KernelTable* table, const float* x, Py_ssize_t n, Py_ssize_t count, float lse):
+    """[(id, log-probability)] of the `count` most likely tokens, best first, ties to the lowest id."""
+    cdef Py_ssize_t k = min(n, count), i
+    cdef Candidate* c
+    if k <= 0:
+        return []
+    c = <Candidate*>malloc(k * sizeof(Candidate))
+    if c == NULL:
+        raise MemoryError()
+    try:
+        table.top_k(x, n, c, k)
+        return [(c[i].id, <float>(c[i].value - lse)) for i in range(k)]
+    finally:
+        free(c)
+
+
+def top_logprobs(const float[:, :] logits not None, Py_ssize_t row, Py_ssize_t count):
+    """[(id, log-probability)] of a row's `count` most likely tokens (all, if there are fewer), best first.
+
+    Log-probabilities are the raw log-softmax. None when the row holds NaN or +inf or only -inf.
+    """
+    cdef const KernelTable* table = kernels()
+    cdef const float* x = &logits[row, 0]
+    cdef Py_ssize_t n = logits.shape[1]
+    if table.argmax(x, n) < 0:
+        return None
+    return most_likely(table, x, n, count, table.logsumexp(x, n, 1.0))
 
 
 def log_softmax_rows(float[:, ::1] logits not None):

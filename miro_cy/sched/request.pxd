@@ -1,12 +1,13 @@
 """The life of a sequence (one choice of a request), as types.
 
-                 create                                                      finish_queued
+              create, fork_queued                                            finish_queued
         (nothing) ----> Queued -----------------------------------------------------------.
                          |  ^                                                             |
                    admit |  | preempt_prefilling, preempt_decoding                        |
                          v  |   (blocks back to the pool, tokens kept, to be recomputed)  |
         .............................................                                     |
-        :  Prefilling ----- start_decoding ---> Decoding :     finish_prefilling          v
+        :  Prefilling ----- start_decoding ---> Decoding : <-- fork  (nothing)            |
+        :                                                :     finish_prefilling          v
         :                                                : ------------------------>  Finished
         :......... the only states that own blocks ......:     finish_decoding            |
                                                                                    forget | entry is reused
@@ -17,6 +18,8 @@ Each state is a struct of its own over one table. A transition takes the handle 
 next, so a call in the wrong state does not compile. What the compiler cannot see is a handle used twice: each
 transition changes the entry's generation, and a spent handle raises StaleHandle. Functions that touch KV blocks take
 Prefilling or Decoding (or admit to one).
+A fork (forks.pxd) leaves its Decoding sequence as it is and makes another beside it: a Decoding one that shares its
+blocks, or one that is Queued until there is room for it.
 """
 
 from cython cimport final
@@ -85,7 +88,7 @@ cdef class SequenceTable:
     # Work on blocks and tokens, only for the states that own blocks.
     cpdef int blocks_to_admit(self, Queued h) except -1
     cpdef int blocks_to_grow(self, Decoding h) except -1
-    cpdef int grow(self, Decoding h) except -1
+    cpdef int grow(self, Decoding h, BatchView view) except -1
     cpdef bint is_growing(self, int slot) except -1
     cpdef int catch_up(self, Prefilling h) except -1
     cpdef bint is_awaiting(self, Prefilling h) except -1
@@ -100,6 +103,8 @@ cdef class SequenceTable:
     cdef int _blocks_at_first(self, const Sequence* seq) except -1
     cdef int _borrow(self, Sequence* seq) except -1
     cdef int _give_back(self, Sequence* seq) except -1
-    cdef void _forget_tokens(self, Sequence* seq) noexcept
+    cdef int _unused_entry(self) except -1
+    cdef int _blocks_to_hold(self, const Sequence* seq) except -1
+    cdef int _blocks_to_own(self, const Sequence* seq) except -1
     cdef int _advance(self, Sequence* seq, int n_tok) except -1
     cdef int _append(self, Sequence* seq, int token) except -1

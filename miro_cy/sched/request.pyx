@@ -1,24 +1,25 @@
 """SequenceTable, the one gate that every state change passes; see request.pxd for the diagram."""
 
 from cpython.bytes cimport PyBytes_AS_STRING
-from libc.math cimport NAN, isnan
-from libc.stdint cimport uint64_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.math cimport isnan
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 import numpy as np
 
 from miro_cy.errors import InternalError
 
+from miro_cy.cache.block_table cimport NO_BLOCK
 from miro_cy.native cimport MIRO_INDEX, MIRO_SPAN, SEQUENCE_TABLES, SEQUENCES, tally
 from miro_cy.sched.sequence cimport (
-    DECODING, FINISHED, NOTHING, PREFILLING, QUEUED, cached_tokens, logits_rows, stored_limit, to_compute)
+    DECODING, FINISHED, NOTHING, PREFILLING, QUEUED, cached_tokens, forget_tokens, logits_rows, start,
+    stored_limit, to_compute)
 
 _NAMES = ("nothing", "queued", "prefilling", "decoding", "finished")
 
 # The legal edges: bit t of _EDGES[s] allows s -> t.
 cdef int[5] _EDGES = [
-    1 << QUEUED,                                      # from NOTHING
+    1 << QUEUED | 1 << DECODING,                      # from NOTHING
     1 << PREFILLING | 1 << FINISHED,                  # from QUEUED
     1 << DECODING | 1 << QUEUED | 1 << FINISHED,      # from PREFILLING
     1 << QUEUED | 1 << FINISHED,                      # from DECODING
@@ -64,8 +65,7 @@ cdef class SequenceTable:
         cdef int i
         if self._entry != NULL:
             for i in range(self.n_entries):
-                free(self._entry[i].tokens)
-                free(self._entry[i].chain.hash)
+                forget_tokens(&self._entry[i])
             free(self._entry)
             tally(SEQUENCE_TABLES, -1)
             tally(SEQUENCES, self.n_entries_free - self.n_entries)
@@ -84,30 +84,14 @@ cdef class SequenceTable:
         cdef Sequence* seq
         if n < 1 or max_new < 0 or n > 2147483647 - max_new:
             raise ValueError(f"no sequence of {n} + {max_new} tokens")
-        if self.n_entries_free == 0:
-            raise InternalError(f"all {self.n_entries} sequence entries are taken")
-        slot = self._free_entry[self.n_entries_free - 1]
+        slot = self._unused_entry()
         seq = &self._entry[slot]
-        # Room for the longest it may become: nothing can fail half-way through a step. Untouched pages cost nothing.
-        seq.tokens = <int32_t*> malloc((<size_t> n + max_new) * sizeof(int32_t))
-        seq.chain.hash = <uint64_t*> malloc(((<size_t> n + max_new) // self.pool.block_size + 1) * sizeof(uint64_t))
-        if seq.tokens == NULL or seq.chain.hash == NULL:
-            self._forget_tokens(seq)
-            raise MemoryError()
-        memcpy(seq.tokens, &tokens[0], n * sizeof(int32_t))
+        start(seq, sequence_id, &tokens[0], n, n + max_new, self.pool.block_size)
         memcpy(seq.chain.domain, PyBytes_AS_STRING(domain), len(domain))
+        seq.logits_from = logits_from
+        seq.arrival = now
         self.n_entries_free -= 1
         tally(SEQUENCES, 1)
-        seq.id = sequence_id
-        seq.order = -1
-        seq.n_prompt = seq.n_tokens = n
-        seq.capacity = n + max_new
-        seq.n_computed = seq.n_borrowed = seq.chain.n_hashed = seq.chain.n_shared = 0
-        seq.n_cached = n
-        seq.logits_from = logits_from
-        seq.table_slot = -1
-        seq.arrival = now
-        seq.admitted = seq.first_token = NAN
         return Queued(slot, self._move(slot, seq.generation, NOTHING, QUEUED))
 
     cpdef Prefilling admit(self, Queued h, double now) except *:
@@ -164,7 +148,7 @@ cdef class SequenceTable:
     cpdef int forget(self, Finished h) except -1:
         """Finished -> nothing: the entry can be used again."""
         self._move(h.slot, h.generation, FINISHED, NOTHING)
-        self._forget_tokens(&self._entry[h.slot])
+        forget_tokens(&self._entry[h.slot])
         tally(SEQUENCES, -1)
         self._free_entry[self.n_entries_free] = h.slot
         self.n_entries_free += 1
@@ -220,20 +204,32 @@ cdef class SequenceTable:
     cpdef int blocks_to_grow(self, Decoding h) except -1:
         """Blocks that `grow` takes."""
         cdef Sequence* seq = self._at(h.slot, h.generation, DECODING)
-        return self.tables.missing(seq.table_slot, self.pool.blocks_for(min(seq.n_tokens, stored_limit(seq))))
+        return self.tables.missing(seq.table_slot, self._blocks_to_hold(seq)) + self._blocks_to_own(seq)
 
-    cpdef int grow(self, Decoding h) except -1:
-        """Make room for its last token; returns the blocks taken. InternalError when the pool has too few."""
+    cpdef int grow(self, Decoding h, BatchView view) except -1:
+        """Make room for its last token, in a block of its own: one that it shared is copied by the view's forward pass.
+
+        Returns the blocks taken. InternalError when the pool has too few.
+        """
         cdef Sequence* seq = self._at(h.slot, h.generation, DECODING)
-        return self.tables.extend(
-            self.pool, seq.table_slot, self.pool.blocks_for(min(seq.n_tokens, stored_limit(seq))))
+        cdef int group, block, at = seq.n_computed // self.pool.block_size, need = self.blocks_to_grow(h)
+        if need > self.pool.available():
+            raise InternalError(f"sequence {seq.id} needs {need} more KV blocks, {self.pool.available()} are available")
+        if self._blocks_to_own(seq) > 0:
+            for group in range(self.tables.n_groups):
+                block = self.tables.own(self.pool, group, seq.table_slot, at)
+                if block != NO_BLOCK:
+                    view.push_copy(group, block, self.tables.table[group, seq.table_slot, at])
+        self.tables.extend(self.pool, seq.table_slot, self._blocks_to_hold(seq))
+        return need
 
     cpdef bint is_growing(self, int slot) except -1:
         """Whether the sequence in this entry owns blocks and may come to need more."""
         cdef const Sequence* seq = self.entry(slot)
         if seq.table_slot < 0:
             return False
-        return self.tables.missing(seq.table_slot, self.pool.blocks_for(stored_limit(seq))) > 0
+        cdef bint is_short = self.tables.missing(seq.table_slot, self.pool.blocks_for(stored_limit(seq))) > 0
+        return is_short or (seq.state == DECODING and self._blocks_to_own(seq) > 0)
 
     cpdef int catch_up(self, Prefilling h) except -1:
         """Take what others have computed meanwhile of its next blocks; returns the tokens it need not compute."""
@@ -315,6 +311,22 @@ cdef class SequenceTable:
         cdef int limit = stored_limit(seq)
         return self.pool.blocks_for(limit if self.reserving else min(seq.n_tokens + 1, limit))
 
+    cdef int _blocks_to_hold(self, const Sequence* seq) except -1:
+        """Entries that its table must have before its last token is computed."""
+        return self.pool.blocks_for(stored_limit(seq) if self.reserving else min(seq.n_tokens, stored_limit(seq)))
+
+    cdef int _blocks_to_own(self, const Sequence* seq) except -1:
+        """Blocks that it must take in place of shared ones before its last token is computed."""
+        if to_compute(seq) < 1:
+            return 0
+        return self.tables.to_own(self.pool, seq.table_slot, seq.n_computed // self.pool.block_size)
+
+    cdef int _unused_entry(self) except -1:
+        """An unused entry; it is taken once n_entries_free is lowered."""
+        if self.n_entries_free == 0:
+            raise InternalError(f"all {self.n_entries} sequence entries are taken")
+        return self._free_entry[self.n_entries_free - 1]
+
     cdef int _borrow(self, Sequence* seq) except -1:
         cdef int end, skipped
         if self._sharing is None:
@@ -354,12 +366,6 @@ cdef class SequenceTable:
         seq.tokens[seq.n_tokens] = token
         seq.n_tokens += 1
         return 0
-
-    cdef void _forget_tokens(self, Sequence* seq) noexcept:
-        free(seq.tokens)
-        free(seq.chain.hash)
-        seq.tokens = NULL
-        seq.chain.hash = NULL
 
     def check(self):
         """Raise AssertionError unless entries, states, slots and blocks agree (promise 3)."""

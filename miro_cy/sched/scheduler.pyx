@@ -9,25 +9,26 @@ A step, in order:
     3. While budget is left, sequences are admitted, first the preempted ones, oldest first, then whom the policy names;
        none overtakes another. One is admitted when the pool has all the blocks for its tokens and the next one (a
        preempted sequence's tokens are its prompt and all it has generated), and beside them, unless nothing runs, the
-       watermark and a block in each layer group for every running sequence that may still grow: what is admitted
-       should not be preempted at once. Under `admission="reserve"` all blocks it may come to need are taken at once.
+       watermark and a block in each layer group for every running sequence that may still grow, and every fork still to
+       come: what is admitted should not be preempted at once. Under `admission="reserve"` all blocks that it may come
+       to need are taken at once, and those of its forks are left for them. A request whose forks are more than there is
+       room for is admitted when nothing else is; forks without room wait like preempted sequences.
 
 Why this ends: sequences are older or newer by their first admission. The oldest is never preempted for another, and
 whatever `check` let in fits an empty pool, so the oldest always advances, and with it each in turn. Who waits for its
 first admission is reached because policies let no stream of newcomers pass it for ever.
 """
 
-from libc.math cimport isnan
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
 
 import numpy as np
 
-from miro_client.checks import shown
+from miro_client.checks import check_int, shown
 from miro_cy.errors import BadField, ConfigError, InternalError, QueueFull
 from miro_cy.sched.budget import StepBudget
 from miro_cy.sched.config import SchedulerConfig
+from miro_cy.sched.families import Families
 from miro_cy.sched.limits import Limits
 from miro_cy.sched.policy import make_policy
 from miro_cy.sched.rate import QueueRate
@@ -36,14 +37,15 @@ from miro_cy.batch cimport BatchView
 from miro_cy.cache.block_pool cimport BlockPool
 from miro_cy.cache.block_table cimport BlockTables
 from miro_cy.native cimport MIRO_INDEX
+from miro_cy.sched.relatives cimport RelatedSequences
 from miro_cy.sched.request cimport Decoding, Prefilling, Queued, SequenceTable
-from miro_cy.sched.sequence cimport DECODING, PREFILLING, QUEUED, Sequence, cached_tokens, to_compute
+from miro_cy.sched.sequence cimport Sequence, to_compute
 from miro_cy.sched.sets cimport SequenceSets
 
 __all__ = ["Scheduler", "SchedulerConfig"]
 
 
-cdef class Scheduler:
+cdef class Scheduler(RelatedSequences):
     """Decides, a step at a time, which tokens of which sequences are computed.
 
     pool, tables: the KV bookkeeping; nobody else takes blocks from it. max_context: most tokens of a sequence.
@@ -52,17 +54,12 @@ cdef class Scheduler:
     Raises ConfigError when the parts do not fit each other.
     """
 
-    cdef readonly BatchView view        # the view plan() fills, its sizes are the largest a step can have
     cdef readonly object limits
     cdef readonly object config
     cdef readonly int max_logits        # most logits rows of a step
     cdef readonly int preemptions       # since the start
     cdef BlockPool _pool
-    cdef SequenceTable _table
-    cdef SequenceSets _sets
-    cdef object _clock
     cdef object _budget
-    cdef object _policy
     cdef object _rate                   # of the waiting queue
     cdef int _watermark                 # blocks
     # The last plan: its rows are _n_decode Decoding handles, then Prefilling ones.
@@ -94,8 +91,10 @@ cdef class Scheduler:
         self._rate = QueueRate(config.step_ms)
         self._watermark = int(config.watermark * pool.n_blocks)
         self._pool = pool
-        # Preempted sequences wait beside max_waiting others, hence room for both.
-        self._table = SequenceTable(pool, tables, config.max_waiting + n_rows, n_rows, config.admission == "reserve")
+        # What was admitted once, running or not, is beside max_waiting others: as much as may run, or one request.
+        self._table = SequenceTable(
+            pool, tables, config.max_waiting + max(n_rows, config.max_choices), n_rows, config.admission == "reserve")
+        self._families = Families()
         self._sets = SequenceSets(self._table)
         # Beside a prompt chunk there are at most max_num_seqs - 1 decode rows.
         self.view = BatchView(n_rows, max(config.max_step_tokens, n_rows - 1 + self._budget.min_tokens), tables.table)
@@ -116,31 +115,49 @@ cdef class Scheduler:
         """Refuse what `add` would refuse whatever else is running; any thread. Raises as Limits.check."""
         self.limits.check(n_prompt, max_new)
 
-    def add(self, const int32_t[::1] tokens not None, max_new, *, logits_from=-1, extras=(), priority=0, client=""):
+    def has_room(self, choices=1):
+        """Whether the queue takes a sequence that may become so many."""
+        waiting = self._families.n_waiting
+        return waiting == 0 or waiting + choices <= self.config.max_waiting
+
+    def add(
+        self, const int32_t[::1] tokens not None, max_new, *, choices=1, logits_from=-1, extras=(), priority=0,
+        client="",
+    ):
         """Queue a sequence; returns its id, larger than any before.
 
-        tokens: the prompt, int32 [n], copied. max_new: most tokens to generate. logits_from: first prompt position
-        whose logits are wanted (scoring); -1: only the last. extras: pairs (tag, value) of bytes that keep its cached
-        blocks apart from those of sequences with others. priority, client: what the policies of these names look at.
+        tokens: the prompt, int32 [n], copied. max_new: most tokens to generate. choices: most sequences that it and its
+        forks will be at once. logits_from: first prompt position whose logits are wanted (scoring); -1: only the last.
+        extras: pairs (tag, value) of bytes that keep its cached blocks apart from those of sequences with others.
+        priority, client: what the policies of these names look at.
         Raises BadField, ContextOverflow, Unschedulable, or QueueFull with an estimate of when to try again.
         """
         cdef Py_ssize_t n = tokens.shape[0], i
         self.limits.check(n, max_new)
+        check_int("choices", choices, 1, self.config.max_choices, error=BadField)
         if not -1 <= logits_from < n:
             raise BadField(f"logits_from must be between -1 and {n - 1}, not {shown(logits_from)}", field="logits_from")
         for i in range(n):
             if tokens[i] < 0:
                 raise BadField(f"token {i} of the prompt is {tokens[i]}, ids start at 0", field="prompt")
         cdef double now = self._clock()
-        if self._sets.n_waiting >= self.config.max_waiting:
+        if not self.has_room(choices):
             oldest = self._table.queued(self._sets.waiting[0]).arrival
             raise QueueFull(
-                f"{self._sets.n_waiting} sequences wait already (limit {self.config.max_waiting})",
+                f"{self._families.n_waiting} sequences wait already (limit {self.config.max_waiting})",
                 retry_after_ms=self._rate.retry_ms(now, oldest, self._sets.n_waiting),
             )
         cdef int64_t seq = self._sets.add(tokens, max_new, logits_from, now, extras)
+        self._families.add(seq, choices, self._fork_blocks(n, max_new))
         self._policy.add(seq, now, priority, client)
         return seq
+
+    cdef int _fork_blocks(self, int n_prompt, int max_new) except -1:
+        """Blocks to leave for each fork: one, or when they are reserved, all that it cannot share."""
+        cdef int n = 1
+        if self._table.reserving:
+            n = self._pool.blocks_for(n_prompt + max_new - 1) - n_prompt // self._pool.block_size if max_new > 0 else 0
+        return n * self._table.tables.n_groups
 
     # --- a step --------------------------------------------------------------------------------------------------
 
@@ -152,7 +169,7 @@ cdef class Scheduler:
         """
         self.view.clear()
         self._table.begin_plan()
-        self._is_planned = False
+        self._is_planned = self._is_committed = False
         self._plan_decodes()
         self._plan_chunks()
         if self.view.n_rows == 0:
@@ -173,7 +190,7 @@ cdef class Scheduler:
             if to_compute(self._table.decoding(h)) == 0:  # waits to be finished
                 i += 1
             elif self._table.blocks_to_grow(h) <= self._pool.available():
-                self._table.grow(h)
+                self._table.grow(h, self.view)
                 self._row_id[self.view.n_rows] = self._table.decoding(h).id
                 self._table.push_next(h, self.view)
                 self._decode_keys += self._table.decoding(h).n_computed + 1
@@ -222,24 +239,31 @@ cdef class Scheduler:
             self._sets.admit_preempted(now)
             return True
         id = self._policy.next()
-        if id is None or not self._has_room(self._sets.find_waiting(id)):
+        if id is None or not self._has_place(id) or not self._has_room(self._sets.find_waiting(id)):
             return False
         self._sets.admit_waiting(id, now)
+        self._families.admit(id)
         self._policy.remove(id)
         self._rate.left(now)
         seq = self._sets.find(id)
         self._policy.charge(id, to_compute(seq), 0)
         return True
 
+    cdef bint _has_place(self, id) except -1:
+        """Whether a waiting sequence and its forks may run beside all that were admitted."""
+        cdef int n = self._families.n_admitted
+        return n == 0 or n + self._families.size(id) <= self.config.max_num_seqs
+
     cdef bint _has_room(self, Queued h) except -1:
         """Whether the pool has the blocks that it needs now, and what should stay free beside them."""
-        cdef int i, keep = 0
-        if self._sets.n_running() > 0 and not self._table.reserving:
-            for i in range(self._sets.n_prefilling):
-                keep += self._table.is_growing(self._sets.prefilling[i].slot)
-            for i in range(self._sets.n_decoding):
-                keep += self._table.is_growing(self._sets.decoding[i].slot)
-            keep = keep * self._table.tables.n_groups + self._watermark
+        cdef int keep = 0
+        cdef const Sequence* seq = self._table.queued(h)
+        if self._sets.n_running() > 0:
+            keep = self._families.promised_blocks
+            if seq.order < 0:
+                keep += self._families.promised_to(seq.family)
+            if not self._table.reserving:
+                keep += self._sets.n_growing() * self._table.tables.n_groups + self._watermark
         return self._table.blocks_to_admit(h) + keep <= self._pool.available()
 
     cdef int _chunk_tokens(self, Prefilling h, int scores) except -1:
@@ -269,7 +293,8 @@ cdef class Scheduler:
         """Take in the last plan's step.
 
         sampled: int32 [rows], the token drawn from the last logits row of row i, or -1 for none: the chunk ends
-        before its sequence does, or the sequence is to be finished instead. seconds: how long the step took.
+        before its sequence does, or the sequence is to be finished instead, or to be resumed when its family is as
+        far. seconds: how long the step took.
         Rows whose sequence was finished since the plan are skipped. Raises ValueError and changes nothing when there
         is no plan to commit or `sampled` does not fit it.
         """
@@ -286,7 +311,8 @@ cdef class Scheduler:
                 n_prompt += self.view.n_tok[i]
                 prompt_keys += n * self.view.first_pos[i] + n * (n + 1) // 2
         self._budget.observe(self._n_decode, self._decode_keys, n_prompt, prompt_keys, seconds)
-        self._is_planned = False
+        self._is_planned, self._is_committed = False, True
+        self.view.copies_made()
         cdef double now = self._clock()
         for i in range(self.view.n_rows):
             if i < self._n_decode:
@@ -308,14 +334,14 @@ cdef class Scheduler:
             self._table.advance_decoding(h)
             if token >= 0:
                 self._table.append(h, token)
-                self._policy.charge(self._table.decoding(h).id, 0, 1)
+                self._policy.charge(self._table.decoding(h).family, 0, 1)
         return 0
 
     cdef int _commit_chunk(self, Prefilling h, int n_tok, int token, double now) except -1:
         if self._table.holds_prefilling(h):
             self._table.advance_prefilling(h, n_tok)
             if token >= 0:
-                self._policy.charge(self._table.prefilling(h).id, 0, 1)
+                self._policy.charge(self._table.prefilling(h).family, 0, 1)
                 self._sets.start_decoding(h, token, now)
         return 0
 
@@ -324,71 +350,10 @@ cdef class Scheduler:
 
         Raises InternalError when no live sequence has that id.
         """
+        cdef int64_t family = self._sets.find(seq).family
         if self._sets.find(seq).order < 0:
             self._policy.remove(seq)
             self._rate.left(self._clock())
         self._sets.finish(seq)
-        self._policy.forget(seq)
-
-    # --- what can be seen ----------------------------------------------------------------------------------------
-
-    @property
-    def n_waiting(self):
-        """Sequences in the queue, preempted ones included."""
-        return self._sets.n_waiting + self._sets.n_preempted
-
-    @property
-    def n_running(self):
-        """Sequences that own KV blocks."""
-        return self._sets.n_running()
-
-    @property
-    def has_work(self):
-        """Whether any sequence waits or has tokens to compute. False when all that is left waits to be finished."""
-        cdef int i
-        if self.n_waiting > 0:
-            return True
-        for i in range(self._sets.n_prefilling):
-            if to_compute(self._table.prefilling(self._sets.prefilling[i])) > 0:
-                return True
-        for i in range(self._sets.n_decoding):
-            if to_compute(self._table.decoding(self._sets.decoding[i])) > 0:
-                return True
-        return False
-
-    def is_live(self, seq):
-        """Whether the sequence was added and is not finished."""
-        return self._sets.is_live(seq)
-
-    def tokens(self, seq):
-        """Prompt and generated tokens, int32 [n], a copy. InternalError when it is not live, as below."""
-        cdef const Sequence* s = self._sets.find(seq)
-        copy = np.empty(s.n_tokens, np.int32)
-        cdef int32_t[::1] to = copy
-        memcpy(&to[0], s.tokens, s.n_tokens * sizeof(int32_t))
-        return copy
-
-    def num_computed(self, seq):
-        """Tokens in the KV cache; 0 again after a preemption."""
-        return self._sets.find(seq).n_computed
-
-    def cached_tokens(self, seq):
-        """Prompt tokens that it did not have to compute, because others with the same prefix had."""
-        return cached_tokens(self._sets.find(seq))
-
-    def state(self, seq):
-        """'queued', 'prefilling' or 'decoding'."""
-        return {QUEUED: "queued", PREFILLING: "prefilling", DECODING: "decoding"}[self._sets.find(seq).state]
-
-    def times(self, seq):
-        """(arrival, first admission, first generated token) in seconds of the clock; None for what is yet to come."""
-        cdef const Sequence* s = self._sets.find(seq)
-        return (
-            s.arrival,
-            None if isnan(s.admitted) else s.admitted,
-            None if isnan(s.first_token) else s.first_token,
-        )
-
-    def check_integrity(self):
-        """Raise AssertionError unless free + cached + owned blocks = total and every holder is counted (promise 3)."""
-        self._sets.check()
+        if self._families.leave(family):
+            self._policy.forget(family)

@@ -8,6 +8,7 @@ The tokens of a sequence:
 A Decoding sequence has one token to be computed: the one it generated last. A Queued one has n_computed 0; `admit` and
 `catch_up` set it to the end of the blocks that the prefix index lends, if it has any. Those end before the last token
 and before the first scored one: whatever needs logits is computed afresh.
+A fork has what its sequence has computed, and a token of its own behind that.
 Logits are needed at the last token (n_tokens - 1), and of a scored prompt at every position from logits_from on.
 """
 
@@ -25,7 +26,8 @@ cdef enum State:
 
 cdef struct Sequence:
     int64_t id             # grows with arrival
-    int64_t order          # grows with the first admission; -1: not yet
+    int64_t family         # id of the sequence that it and its relatives descend from by forks, maybe its own
+    int64_t order          # of its family; grows with the first admission; -1: not yet
     State state
     uint32_t generation
     int32_t* tokens        # [capacity], owned by the entry
@@ -41,6 +43,19 @@ cdef struct Sequence:
     double arrival         # seconds by the scheduler's clock; NaN: not yet
     double admitted
     double first_token
+
+
+cdef int start(
+    Sequence* seq, int64_t id, const int32_t* tokens, int n_tokens, int capacity, int block_size) except -1
+cdef int branch(Sequence* seq, int64_t id, const Sequence* source, int token, int block_size) except -1
+cdef int adopt(
+    Sequence* seq, int64_t id, const Sequence* source, const int32_t* tokens, int n_tokens, int block_size) except -1
+cdef void forget_tokens(Sequence* seq) noexcept
+
+
+cdef inline bint is_older(const Sequence* a, const Sequence* b) noexcept:
+    """Whether a comes before b in the order of first admission; a fork comes behind its family."""
+    return a.order < b.order or (a.order == b.order and a.id < b.id)
 
 
 cdef inline int stored_limit(const Sequence* seq) noexcept:

@@ -6,7 +6,8 @@ from libc.string cimport memmove
 from miro_cy.errors import InternalError
 
 from miro_cy.native cimport MIRO_INDEX
-from miro_cy.sched.sequence cimport DECODING, PREFILLING, QUEUED
+from miro_cy.sched.forks cimport blocks_to_fork, fork_decoding, fork_queued, join_queued
+from miro_cy.sched.sequence cimport DECODING, PREFILLING, QUEUED, is_older
 
 ctypedef fused Handle:
     Queued
@@ -30,6 +31,11 @@ cdef int position(const Handle* items, int n, int slot) except -1:
         if items[at].slot == slot:
             return at
     raise InternalError(f"sequence entry {slot} is in no set")
+
+
+cdef tuple place(const Sequence* seq):
+    """By which sequences are older or newer."""
+    return seq.order, seq.id
 
 
 cdef class SequenceSets:
@@ -56,10 +62,14 @@ cdef class SequenceSets:
     ) except -1:
         """A new sequence at the end of the queue; returns its id."""
         cdef Queued h = self.table.create(self._next_id, tokens, max_new, logits_from, now, extras)
-        self._slot_of[self._next_id] = h.slot
         MIRO_INDEX(self.n_waiting, self.table.n_entries)
         self.waiting[self.n_waiting] = h
         self.n_waiting += 1
+        return self._know(h.slot)
+
+    cdef int64_t _know(self, int slot) except -1:
+        """The id of a new sequence."""
+        self._slot_of[self._next_id] = slot
         self._next_id += 1
         return self._next_id - 1
 
@@ -96,26 +106,79 @@ cdef class SequenceSets:
         cdef Decoding d = self.table.start_decoding(h, token, now)
         remove[Prefilling](self.prefilling, self.n_prefilling, at)
         self.n_prefilling -= 1
-        at = self.n_decoding
-        while at > 0 and self.table.decoding(self.decoding[at - 1]).order > self.table.decoding(d).order:
+        return self._add_decoding(d)
+
+    cdef int _add_decoding(self, Decoding d) except -1:
+        cdef int at = self.n_decoding
+        while at > 0 and is_older(self.table.decoding(d), self.table.decoding(self.decoding[at - 1])):
             at -= 1
         MIRO_INDEX(self.n_decoding, self.table.n_entries)
         insert[Decoding](self.decoding, self.n_decoding, at, d)
         self.n_decoding += 1
         return 0
 
+    cdef int64_t fork(self, object id, int token, BatchView view) except -1:
+        """A new sequence that has what a decoding one has computed, and `token`; returns its id."""
+        cdef const Sequence* source = self.find(id)
+        cdef Decoding h, forked
+        cdef int at = self._behind_family(source)
+        if source.state != DECODING:
+            raise InternalError(f"sequence {id} does not decode: it cannot be forked")
+        h = self.decoding[position[Decoding](self.decoding, self.n_decoding, self._slot_of[id])]
+        if at == 0 and self.table.n_slots_free > 0 and blocks_to_fork(self.table, h) <= self.table.pool.available():
+            forked = fork_decoding(self.table, h, self._next_id, token, view)
+            self._add_decoding(forked)
+            return self._know(forked.slot)
+        return self._add_preempted(fork_queued(self.table, h, self._next_id, token), at)
+
+    cdef int64_t join(self, object id, const int32_t[::1] tokens) except -1:
+        """A new sequence of the same family with tokens of its own; returns its id."""
+        cdef const Sequence* source = self.find(id)
+        if source.order < 0:
+            raise InternalError(f"sequence {id} was never admitted: none can join it")
+        return self._add_preempted(
+            join_queued(self.table, self._slot_of[id], self._next_id, tokens), self._behind_family(source))
+
+    cdef int _behind_family(self, const Sequence* seq) except -1:
+        """Where among the preempted ones a new sequence of its family belongs; 0: none of them waits."""
+        cdef int at = 0
+        while at < self.n_preempted and self.table.queued(self.preempted[at]).order == seq.order:
+            at += 1
+        return at
+
+    cdef int64_t _add_preempted(self, Queued h, int at) except -1:
+        MIRO_INDEX(self.n_preempted, self.table.n_entries)
+        insert[Queued](self.preempted, self.n_preempted, at, h)
+        self.n_preempted += 1
+        return self._know(h.slot)
+
+    cdef int resume(self, object id, int token, double now) except -1:
+        """The next token of a running sequence that has computed all it has."""
+        cdef const Sequence* seq = self.find(id)
+        cdef int slot = self._slot_of[id], at
+        if seq.state == PREFILLING:
+            at = position[Prefilling](self.prefilling, self.n_prefilling, slot)
+            self.start_decoding(self.prefilling[at], token, now)
+        elif seq.state == DECODING:
+            at = position[Decoding](self.decoding, self.n_decoding, slot)
+            self.table.append(self.decoding[at], token)
+        else:
+            raise InternalError(f"sequence {id} waits for its blocks: it has no use for a token")
+        return 0
+
     cdef int preempt_newest(self) except -1:
         """The newest running sequence becomes the oldest of the preempted ones."""
-        cdef int64_t prefilling = -1, decoding = -1
+        cdef const Sequence* prefilling = NULL
+        cdef const Sequence* decoding = NULL
         cdef Queued h
         if self.n_prefilling > 0:
-            prefilling = self.table.prefilling(self.prefilling[self.n_prefilling - 1]).order
+            prefilling = self.table.prefilling(self.prefilling[self.n_prefilling - 1])
         if self.n_decoding > 0:
-            decoding = self.table.decoding(self.decoding[self.n_decoding - 1]).order
-        if prefilling > decoding:
+            decoding = self.table.decoding(self.decoding[self.n_decoding - 1])
+        if prefilling != NULL and (decoding == NULL or is_older(decoding, prefilling)):
             h = self.table.preempt_prefilling(self.prefilling[self.n_prefilling - 1])
             self.n_prefilling -= 1
-        elif decoding >= 0:
+        elif decoding != NULL:
             h = self.table.preempt_decoding(self.decoding[self.n_decoding - 1])
             self.n_decoding -= 1
         else:
@@ -157,6 +220,15 @@ cdef class SequenceSets:
     cdef int n_running(self) noexcept:
         return self.n_prefilling + self.n_decoding
 
+    cdef int n_growing(self) except -1:
+        """Running sequences that may come to need more blocks."""
+        cdef int i, n = 0
+        for i in range(self.n_prefilling):
+            n += self.table.is_growing(self.prefilling[i].slot)
+        for i in range(self.n_decoding):
+            n += self.table.is_growing(self.decoding[i].slot)
+        return n
+
     cdef bint is_live(self, object id) except -1:
         return id in self._slot_of
 
@@ -172,9 +244,9 @@ cdef class SequenceSets:
         ids = [self.table.queued(self.waiting[i]).id for i in range(self.n_waiting)]
         if ids != sorted(ids):
             raise AssertionError(f"out of arrival order: {ids}")
-        preempted = [self.table.queued(self.preempted[i]).order for i in range(self.n_preempted)]
-        prefilling = [self.table.prefilling(self.prefilling[i]).order for i in range(self.n_prefilling)]
-        decoding = [self.table.decoding(self.decoding[i]).order for i in range(self.n_decoding)]
+        preempted = [place(self.table.queued(self.preempted[i])) for i in range(self.n_preempted)]
+        prefilling = [place(self.table.prefilling(self.prefilling[i])) for i in range(self.n_prefilling)]
+        decoding = [place(self.table.decoding(self.decoding[i])) for i in range(self.n_decoding)]
         for orders in (preempted, prefilling, decoding):
             if orders != sorted(orders):
                 raise AssertionError(f"out of the order of admission: {orders}")

@@ -7,6 +7,7 @@ import pytest
 
 from miro_cy import SamplingParams
 from miro_cy.errors import BadField, InternalError, NonFinite, QueueFull
+from miro_cy.live import Sampled
 from miro_cy.requests import Request
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -182,16 +183,15 @@ def test_a_failing_executor_ends_all_and_the_engine_goes_on(llama, steer):
 
 def test_a_step_that_fails_after_some_rows_were_read_leaks_nothing(llama, monkeypatch):
     """The first request ends in the very step in which reading the second row fails."""
-    core = llama._parts.core
-    advance, calls = core._advance_text, []
+    advance, calls = Sampled._advance, []
 
-    def fail_second(choice, token):
+    def fail_second(self, text, token):
         calls.append(token)
         if len(calls) == 2:
             raise RuntimeError("the text stage broke")
-        return advance(choice, token)
+        return advance(self, text, token)
 
-    monkeypatch.setattr(core, "_advance_text", fail_second)
+    monkeypatch.setattr(Sampled, "_advance", fail_second)
     ids = [llama.add(Request({"tokens": [1, 2]}, SamplingParams(temperature=0, max_tokens=n))) for n in (1, 5, 5)]
     events = run(llama)
     assert [events[i][-1].finish_reason for i in ids] == ["length", "error", "error"]
@@ -202,16 +202,15 @@ def test_a_step_that_fails_after_some_rows_were_read_leaks_nothing(llama, monkey
 
 
 def test_a_failing_step_gives_each_choice_one_event(llama, monkeypatch):
-    core = llama._parts.core
-    advance, calls = core._advance_text, []
+    advance, calls = Sampled._advance, []
 
-    def fail_third(choice, token):
+    def fail_third(self, text, token):
         calls.append(token)
         if len(calls) == 3:
             raise RuntimeError("the text stage broke")
-        return advance(choice, token)
+        return advance(self, text, token)
 
-    monkeypatch.setattr(core, "_advance_text", fail_third)
+    monkeypatch.setattr(Sampled, "_advance", fail_third)
     ids = [llama.add(Request({"tokens": [1, 2]}, GREEDY)) for _ in range(3)]
     events = llama.step()
     assert sorted(event.request_id for event in events) == ids

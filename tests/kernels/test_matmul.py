@@ -18,7 +18,7 @@ def make(rng, kind, n, k):
 
 
 def step(kind):
-    return FORMATS[kind][8]
+    return FORMATS[kind][7]
 
 
 @pytest.mark.parametrize("kind", FORMATS)

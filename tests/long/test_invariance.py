@@ -27,22 +27,36 @@ ALONE = {"threads": 1, "block_size": 32, "step_ms": 60_000, "prefix_cache": Fals
 
 
 @dataclass
+class Got:
+    """What came of a choice."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    reason: str | None = None
+
+    def take(self, event: Event) -> None:
+        assert self.reason is None, "an event after the last one"
+        self.tokens += event.tokens
+        self.logprobs += event.logprobs or []
+        self.reason = event.finish_reason
+
+
+@dataclass
 class Asked:
     """A request of a round, and what came of it."""
 
     tokens: list[int]
     params: SamplingParams
     arrives: int  # step
-    aborted: int | None = None  # after so many tokens
-    got: list[int] = field(default_factory=list)
-    logprobs: list[Any] = field(default_factory=list)
-    reason: str | None = None
+    aborted: int | None = None  # after so many tokens of its first choice
+    got: list[Got] = field(default_factory=list)
 
-    def take(self, event: Event) -> None:
-        assert self.reason is None, "an event after the last one"
-        self.got += event.tokens
-        self.logprobs += event.logprobs or []
-        self.reason = event.finish_reason
+    def __post_init__(self) -> None:
+        self.got = [Got() for _ in range(self.params.n)]
+
+    @property
+    def has_ended(self) -> bool:
+        return all(got.reason is not None for got in self.got)
 
 
 def make_requests(draw: random.Random, vocab: int) -> list[Asked]:
@@ -65,7 +79,8 @@ def make_requests(draw: random.Random, vocab: int) -> list[Asked]:
             ]
         )
         seed, ignore = draw.choice([7, draw.randrange(2**64)]), draw.random() < 0.8
-        params = SamplingParams(max_tokens=most, seed=seed, ignore_eos=ignore, logprobs=draw.randrange(4), **way)
+        n = draw.choice([1, 1, 1, 2, 5])
+        params = SamplingParams(n=n, max_tokens=most, seed=seed, ignore_eos=ignore, logprobs=draw.randrange(4), **way)
         aborted = draw.randrange(most) if draw.random() < 0.2 else None
         asked.append(Asked(tokens, params, draw.choice([0, 0, draw.randrange(40)]), aborted))
     return asked
@@ -103,26 +118,27 @@ def run(engine: Engine, asked: list[Asked]) -> None:
         if not engine.has_work:
             break
         for event in engine.step():
-            live[event.request_id].take(event)
+            live[event.request_id].got[event.choice].take(event)
         engine.check_integrity()
         for request, one in live.items():
-            if one.reason is None and one.aborted is not None and len(one.got) >= one.aborted:
+            if not one.has_ended and one.aborted is not None and len(one.got[0].tokens) >= one.aborted:
                 one.aborted = None
                 assert engine.abort(request)
-    assert all(one.reason is not None for one in asked), "some requests never end"
+    assert all(one.has_ended for one in asked), "some requests never end"
     stats = engine.stats()
     assert stats["free_blocks"] + stats["cached_blocks"] == stats["total_blocks"]
 
 
 def check(one: Asked, alone: Engine) -> None:
     """Equal bits, or for what was aborted: the same beginning."""
-    want = alone.generate({"tokens": one.tokens}, one.params)
-    n = len(one.got)
-    assert one.reason in (want.finish_reason, "cancelled")
-    assert one.got == (want.tokens[:n] if one.reason == "cancelled" else want.tokens)
-    assert want.logprobs is not None
-    # Floats that are equal are the same bits here: none is NaN, and a log-probability of 0 has one sign.
-    assert [(item.logprob, item.top) for item in one.logprobs] == [(i.logprob, i.top) for i in want.logprobs[:n]]
+    whole = alone.generate({"tokens": one.tokens}, one.params)
+    for got, want in zip(one.got, whole.choices, strict=True):
+        n = len(got.tokens)
+        assert got.reason in (want.finish_reason, "cancelled")
+        assert got.tokens == (want.tokens[:n] if got.reason == "cancelled" else want.tokens)
+        assert want.logprobs is not None
+        # Floats that are equal are the same bits here: none is NaN, and a log-probability of 0 has one sign.
+        assert [(item.logprob, item.top) for item in got.logprobs] == [(i.logprob, i.top) for i in want.logprobs[:n]]
 
 
 @pytest.fixture(params=select.available())
@@ -155,10 +171,12 @@ def test_promise_batch_invariance_over_random_workloads(
                         check(one, alone)
                 except Exception as error:
                     raise AssertionError(f"round {name!r} in {isa}: {common} {settings}") from error
-            seen.update(str(one.reason) for one in asked)
+            seen.update(str(got.reason) for one in asked for got in one.got)
+            seen["choices"] += sum(one.params.n > 1 for one in asked)
             seen["rounds"] += 1
     assert seen["rounds"] == len(golden_models) * scaled(ROUNDS)
     assert seen["length"] > seen["rounds"], seen
     assert seen["preemptions"] > seen["rounds"] / 4, seen
     assert seen["cancelled"] > seen["rounds"] / 4, seen
     assert seen["stop"] > 0, seen
+    assert seen["choices"] > seen["rounds"], seen

@@ -55,6 +55,8 @@ def add(world: Any, draw: random.Random) -> None:
         salt=draw.choice([b"", b"", b"one"]),
         priority=draw.randrange(-3, 4),
         client=draw.choice("abcde"),
+        choices=draw.choice([1, 1, 1, 2, 8]),
+        sampled=draw.random() < 0.7,
     )
 
 
@@ -65,7 +67,7 @@ def play(seed: str) -> tuple[Any, Counter[str]]:
     scheduler = world.scheduler
     for _ in range(OPERATIONS):
         live = [seq for seq in world.prompts if scheduler.is_live(seq)]
-        what = draw.choices(["add", "step", "fail", "cancel"], [6, 12, 1, 1])[0]
+        what = draw.choices(["add", "step", "fail", "cancel", "fork"], [6, 12, 1, 1, 2])[0]
         if what == "add":
             try:
                 add(world, draw)
@@ -74,15 +76,21 @@ def play(seed: str) -> tuple[Any, Counter[str]]:
         elif what == "step":
             world.step()
         elif what == "fail":
-            failed = world.fail_step()
+            failed = world.fail_step(early=draw.random() < 0.5)
             for seq in failed if draw.random() < 0.3 else []:
                 scheduler.finish(seq)
+        elif what == "fork":
+            if able := [seq for seq in live if world.can_fork(seq)]:
+                world.fork(draw.choice(able), draw.randrange(4))
         elif live:
             scheduler.finish(draw.choice(live))
             seen["cancelled"] += 1
         scheduler.check_integrity()
-    bound = sum(sum(world.size(seq)) for seq in world.prompts if scheduler.is_live(seq))
+    to_come = {seq: world.sizes[seq] if seq in world.to_fork else 1 for seq in world.live()}
+    bound = sum(sum(world.size(seq)) * n for seq, n in to_come.items())
     seen["steps left"] = world.run(max_steps=bound + 1)
+    seen["forked"] = len(world.given)
+    seen["forked without room"] = world.queued_forks
     seen["preempted"] = scheduler.preemptions
     seen["evicted"] = world.pool.evictions
     seen["cached"] = sum(world.cached.values())
@@ -103,4 +111,5 @@ def test_promise_3_conservation_over_random_rounds(part: int, scaled: Callable[[
         seen += counts
         seen["ended"] += len(world.outputs)
     print(dict(seen), file=sys.stderr)
-    assert min(seen[what] for what in ("ended", "cancelled", "refused", "preempted", "evicted", "cached")) > 0
+    wanted = ("ended", "cancelled", "refused", "preempted", "evicted", "cached", "forked", "forked without room")
+    assert min(seen[what] for what in wanted) > 0

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from miro_cy import SamplingParams
 from miro_cy.errors import BadField
-from miro_cy.sampling.params import MAX_INT32, MAX_LOGPROBS, MAX_STOP_BYTES, MAX_STOPS, MAX_UINT64, MIN_TEMPERATURE
+from miro_cy.sampling.params import (
+    MAX_BEAM_WIDTH,
+    MAX_INT32,
+    MAX_LENGTH_PENALTY,
+    MAX_LOGPROBS,
+    MAX_STOP_BYTES,
+    MAX_STOPS,
+    MAX_UINT64,
+    MIN_TEMPERATURE,
+)
 
 BAD = runpy.run_path(str(Path(__file__).parents[1] / "bad_sampling.py"))["BAD"]
 FIELDS = [field.name for field in fields(SamplingParams)]
@@ -57,6 +66,7 @@ def test_defaults_are_neutral():
     assert (params.max_tokens, params.temperature, params.top_k, params.top_p) == (None, 1.0, 0, 1.0)
     assert (params.seed, params.stop, params.stop_token_ids, params.ignore_eos) == (None, (), (), False)
     assert params.logprobs is None
+    assert (params.beam_width, params.length_penalty, params.early_stopping) == (1, 1.0, False)
     assert not params.greedy
 
 
@@ -67,6 +77,23 @@ def test_limits_themselves_are_accepted():
         max_tokens=MAX_INT32, temperature=2, top_k=MAX_INT32, top_p=1, seed=MAX_UINT64, logprobs=MAX_LOGPROBS,
         stop=["é" * (MAX_STOP_BYTES // 2)] * MAX_STOPS, stop_token_ids=[MAX_INT32] * MAX_STOPS, ignore_eos=True,
     )  # fmt: skip
+    for sign in (-1, 1):
+        SamplingParams(
+            beam_width=MAX_BEAM_WIDTH, length_penalty=sign * MAX_LENGTH_PENALTY, early_stopping="never",
+            stop_token_ids=[1] * MAX_STOPS, logprobs=MAX_LOGPROBS, ignore_eos=True, seed=3, temperature=0,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "other", [{"temperature": 0.7}, {"temperature": 1.5}, {"top_k": 5}, {"top_k": 1}, {"top_p": 0.9}, {"stop": ["a"]}]
+)
+def test_what_means_nothing_to_a_beam_search_is_refused_with_it(other):
+    (name,) = other
+    SamplingParams(**other)
+    with pytest.raises(BadField, match=f"{name} has no meaning in a beam search") as caught:
+        SamplingParams(beam_width=2, **other)
+    assert caught.value.field == name
+    assert SamplingParams(beam_width=2, temperature=1.0, top_k=-1, top_p=1, stop=[]).beam_width == 2
 
 
 def test_what_is_written_differently_means_the_same():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from miro_cy import SamplingParams
 from miro_cy._kernels import reference
-from miro_cy.sampling.sampler import TokenSampler, log_softmax_rows, uniform_at
+from miro_cy.sampling.sampler import TokenSampler, log_softmax_rows, top_logprobs, uniform_at
 
 SMALL_NUDGE = 2e-5  # relative rounding of float32 exponentials beside float64
 
@@ -185,3 +185,23 @@ def test_logprobs_of_impossible_tokens():
     assert logprob == -math.inf
     assert [i for i, _ in top] == [2, 0, 1]
     assert top[2][1] == -math.inf
+
+
+@given(seed=st.integers(0, 2**31), n=st.one_of(st.integers(1, 60), st.integers(4000, 9000)), k=st.integers(0, 90))
+def test_the_best_of_a_row_are_those_of_its_logprobs(seed, n, k):
+    rows = np.vstack([make_row(seed + i, n, 1) for i in range(3)])
+    sampler = TokenSampler(SamplingParams(temperature=0, logprobs=k))
+    for i in range(3):
+        best = top_logprobs(rows, i, k)
+        assert best == sampler.logprob(rows, i, 0)[1]
+        assert best == top_logprobs(rows[i : i + 1].copy(), 0, k)
+        assert len(best) == min(k, n)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_row_that_is_not_finite_has_no_best(bad):
+    row = make_row(1, 100)
+    row[0, 50] = bad
+    assert top_logprobs(row, 0, 5) is None
+    assert top_logprobs(np.full((1, 9), -np.inf, np.float32), 0, 5) is None
+    assert top_logprobs(np.array([[-np.inf, 0.0]], np.float32), 0, 5) == [(1, 0.0), (0, -math.inf)]

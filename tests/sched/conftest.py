@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from miro_cy.batch import BatchView
 from miro_cy.cache.block_pool import BlockPool
 from miro_cy.cache.block_table import BlockTables
 from miro_cy.cache.prefix import PrefixIndex
@@ -50,6 +51,13 @@ class World:
         self.logits_from: dict[int, int] = {}
         self.salts: dict[int, bytes] = {}
         self.computed: dict[int, set[int]] = {}
+        self.given: dict[int, list[int]] = {}  # of forks, the tokens that they began with
+        self.families: dict[int, list[int]] = {}  # the sequences of each family that were added or forked, by the first
+        self.sizes: dict[int, int] = {}  # most that it may have at once
+        self.to_fork: set[int] = set()
+        self.settled: set[int] = set()  # families that get no more
+        self.may_fork = False
+        self.queued_forks = 0
         self.cached: dict[int, int] = {}
         self.log: list[list[Row]] = []
 
@@ -59,8 +67,8 @@ class World:
 
     def reference(self, seq: int) -> list[int]:
         prompt, max_new = self.prompts[seq]
-        tokens = list(prompt)
-        for _ in range(max_new):
+        tokens = list(self.given.get(seq, prompt))
+        while len(tokens) < len(prompt) + max_new:
             tokens.append(self.next_token(np.array(tokens)))
         return tokens
 
@@ -73,23 +81,80 @@ class World:
         salt: bytes = b"",
         like: int = 0,
         shared: int = 0,
+        choices: int = 1,
+        sampled: bool = False,
         priority: int = 0,
         client: str = "",
     ) -> int:
-        """A sequence whose prompt begins with `shared` tokens of the stream `like`, and goes on as no other does."""
+        """A sequence whose prompt begins with `shared` tokens of the stream `like`, and goes on as no other does.
+
+        sampled: as soon as its prompt is computed it is forked into all its choices, as the engine does.
+        """
         start = 1000 + 100 * len(self.prompts)
         prompt = np.arange(start, start + n_prompt, dtype=np.int32)
         prompt[:shared] = self.stream(like, min(shared, n_prompt))
         extras = [(b"salt", salt)] if salt else []
         seq = self.scheduler.add(
-            prompt, max_new, logits_from=logits_from, extras=extras, priority=priority, client=client
+            prompt,
+            max_new,
+            choices=choices,
+            logits_from=logits_from,
+            extras=extras,
+            priority=priority,
+            client=client,
         )
+        self.families[seq], self.sizes[seq] = [seq], choices
+        if sampled:
+            self.to_fork.add(seq)
         self.prompts[seq] = (prompt.tolist(), max_new)
         self.logits_from[seq] = logits_from
         self.salts[seq] = salt
         self.scored[seq] = []
         self.computed[seq] = set()
         return seq
+
+    def family(self, seq: int) -> int:
+        return next(first for first, members in self.families.items() if seq in members)
+
+    def live(self) -> list[int]:
+        return [seq for seq in self.prompts if self.scheduler.is_live(seq)]
+
+    def relatives(self, seq: int) -> list[int]:
+        """The live sequences of its family."""
+        return [one for one in self.families[self.family(seq)] if self.scheduler.is_live(one)]
+
+    def can_fork(self, seq: int) -> bool:
+        """Whether it may be forked now."""
+        scheduler = self.scheduler
+        return (
+            self.may_fork
+            and self.family(seq) not in self.settled
+            and scheduler.state(seq) == "decoding"
+            and scheduler.num_computed(seq) < sum(self.size(seq))
+            and len(self.relatives(seq)) < self.sizes[self.family(seq)]
+        )
+
+    def fork(self, seq: int, token: int) -> int:
+        """A sequence that goes on with `token` from what another has computed."""
+        fork = self.scheduler.fork(seq, token)
+        computed = self.scheduler.num_computed(seq)
+        self.families[self.family(seq)].append(fork)
+        self.given[fork] = [*self.scheduler.tokens(seq).tolist()[:computed], token]
+        assert self.scheduler.tokens(fork).tolist() == self.given[fork]
+        for kept in (self.prompts, self.logits_from, self.salts):
+            kept[fork] = kept[seq]  # type: ignore[index]
+        self.scored[fork] = [*self.scored[seq]]
+        self.computed[fork] = {*self.computed[seq]}
+        self.queued_forks += self.scheduler.state(fork) == "queued"
+        if self.is_done(fork):
+            self.end(fork)
+        return fork
+
+    def settle(self, seq: int) -> None:
+        """Its family gets no more sequences."""
+        self.scheduler.settle(seq)
+        self.settled.add(self.family(seq))
+        self.sizes[self.family(seq)] = len(self.relatives(seq))
 
     @staticmethod
     def stream(like: int, n: int) -> NDArray[np.int32]:
@@ -118,6 +183,7 @@ class World:
         assert len(ids) == len(set(ids)) == view.n_rows
         assert view.n_tokens <= view.max_tokens
         assert view.n_logits <= self.scheduler.max_logits
+        self.copy_blocks()
         sampled, log = np.full(view.n_rows, -1, np.int32), []
         for i, (seq, (slot, first, n_tok, n_log)) in enumerate(zip(ids, view.rows(), strict=True)):
             tokens, end = self.scheduler.tokens(seq), first + n_tok
@@ -142,6 +208,12 @@ class World:
         self.log.append(log)
         return sampled
 
+    def copy_blocks(self) -> None:
+        """What an executor does first."""
+        for _, source, target in self.scheduler.view.copies():
+            self.kv[target] = self.kv[source]
+        self.scheduler.view.copies_made()
+
     def size(self, seq: int) -> tuple[int, int]:
         prompt, max_new = self.prompts[seq]
         return len(prompt), max_new
@@ -152,17 +224,36 @@ class World:
 
     def step(self) -> list[int] | None:
         """One step; returns the sequences in it, in row order, or None when there was nothing to do."""
-        if self.scheduler.plan() is None:
+        if self.plan() is None:
             return None
         sampled, seconds = self.forward(), self.cost()
         self.now += seconds
-        self.scheduler.commit(sampled, seconds)
-        return self.reap()
+        self.commit(sampled, seconds)
+        ids = self.reap()
+        for seq in [seq for seq in ids if seq in self.to_fork and self.scheduler.is_live(seq)]:
+            for token in range(self.sizes[seq] - 1):
+                if self.can_fork(seq):
+                    self.fork(seq, token)
+            if self.scheduler.state(seq) == "decoding":
+                self.to_fork.discard(seq)
+                self.settle(seq)
+        return ids
 
-    def fail_step(self) -> list[int]:
-        """A step that breaks off after it wrote into its blocks; returns the sequences in it."""
-        if self.scheduler.plan() is None:
+    def plan(self) -> BatchView | None:
+        self.may_fork = False
+        return self.scheduler.plan()
+
+    def commit(self, sampled: NDArray[np.int32], seconds: float) -> None:
+        self.scheduler.commit(sampled, seconds)
+        self.may_fork = True
+
+    def fail_step(self, *, early: bool = False) -> list[int]:
+        """A step that breaks off after it wrote into its blocks, or before; returns the sequences in it."""
+        if self.plan() is None:
             return []
+        if early:
+            return self.scheduler.planned()
+        self.copy_blocks()
         for slot, first, n_tok, _ in self.scheduler.view.rows():
             for position in range(first, first + n_tok):
                 block, offset = divmod(position, self.pool.block_size)
@@ -174,10 +265,13 @@ class World:
         ids = self.scheduler.planned()
         for seq in ids:
             if self.scheduler.is_live(seq) and self.is_done(seq):
-                self.outputs[seq] = self.scheduler.tokens(seq).tolist()
-                self.cached[seq] = self.scheduler.cached_tokens(seq)
-                self.scheduler.finish(seq)
+                self.end(seq)
         return ids
+
+    def end(self, seq: int) -> None:
+        self.outputs[seq] = self.scheduler.tokens(seq).tolist()
+        self.cached[seq] = self.scheduler.cached_tokens(seq)
+        self.scheduler.finish(seq)
 
     def is_done(self, seq: int) -> bool:
         n_prompt, max_new = self.size(seq)
@@ -200,7 +294,7 @@ class World:
             n_prompt = len(self.prompts[seq][0])
             skipped = n_prompt - len(self.computed[seq])
             assert 0 <= self.cached[seq] <= skipped, "what was computed is not counted as cached"
-            assert self.scheduler.preemptions or self.cached[seq] == skipped
+            assert self.scheduler.preemptions or self.queued_forks or self.cached[seq] == skipped
 
     def check_index(self) -> None:
         """Every entry of the index names the tokens that its block holds (the executor's digests say so)."""

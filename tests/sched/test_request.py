@@ -15,6 +15,7 @@ from miro_cy.cache.block_pool import BlockPool
 from miro_cy.cache.block_table import BlockTables
 from miro_cy.cache.prefix import PrefixIndex
 from miro_cy.errors import InternalError
+from miro_cy.sched.forks import blocks_to_fork, fork_decoding, fork_queued
 from miro_cy.sched.request import SequenceTable, StaleHandle, legal_edges
 
 if TYPE_CHECKING:
@@ -34,8 +35,11 @@ TRANSITIONS = {
 
 
 def test_the_edges_are_those_of_the_design() -> None:
-    assert legal_edges() == {(source, target) for source, _, target in TRANSITIONS.values()} | {("nothing", "queued")}
-    assert len(legal_edges()) == 9
+    assert legal_edges() == {(source, target) for source, _, target in TRANSITIONS.values()} | {
+        ("nothing", "queued"),
+        ("nothing", "decoding"),
+    }
+    assert len(legal_edges()) == 10
 
 
 def small_table(n_entries: int = 3, n_slots: int = 2, *, prefix: bool = False) -> SequenceTable:
@@ -56,10 +60,11 @@ def test_a_spent_handle_raises() -> None:
     again = table.preempt_decoding(decoding)
     finished = table.finish_queued(again)
     table.forget(finished)
+    view = BatchView(1, 1, table.tables.array)
     for call in (
         lambda: table.admit(queued, 0.0),
         lambda: table.preempt_prefilling(prefilling),
-        lambda: table.grow(decoding),
+        lambda: table.grow(decoding, view),
         lambda: table.append(decoding, 1),
         lambda: table.finish_queued(again),
         lambda: table.forget(finished),
@@ -150,13 +155,14 @@ def test_rows_are_pushed_from_what_is_not_computed() -> None:
         table.push_chunk(prefilling, view, 3)
     table.advance_prefilling(prefilling, 2)
     decoding = table.start_decoding(prefilling, 9, 0.0)
-    table.grow(decoding)
+    table.grow(decoding, view)
     assert table.push_next(decoding, view) == 1
     assert view.rows() == [(0, 0, 3, 0), (0, 3, 2, 1), (0, 5, 1, 1)]
 
 
 def test_a_row_is_not_decoded_without_room() -> None:
     table = small_table()
+    view = BatchView(1, 1, table.tables.array)
     decoding = None
     prefilling = table.admit(new(table, n=7), 0.0)  # 7 tokens and the next fill two blocks
     table.advance_prefilling(prefilling, 7)
@@ -165,9 +171,92 @@ def test_a_row_is_not_decoded_without_room() -> None:
     table.append(decoding, 9)
     assert table.blocks_to_grow(decoding) == 1
     with pytest.raises(InternalError, match="no room"):
-        table.push_next(decoding, BatchView(1, 1, table.tables.array))
-    assert table.grow(decoding) == 1
-    table.push_next(decoding, BatchView(1, 1, table.tables.array))
+        table.push_next(decoding, view)
+    assert table.grow(decoding, view) == 1
+    table.push_next(decoding, view)
+
+
+def decoding_one(table: SequenceTable, n: int = 6) -> Handle:
+    """A sequence of n prompt tokens that has just got token 90."""
+    prefilling = table.admit(new(table, n=n), 0.0)
+    table.advance_prefilling(prefilling, n)
+    return table.start_decoding(prefilling, 90, 0.0)
+
+
+def test_a_fork_shares_all_blocks_until_it_writes() -> None:
+    table = small_table()
+    view = BatchView(4, 16, table.tables.array)
+    lead = decoding_one(table)
+    fork = fork_decoding(table, lead, 2, 91, view)
+    rows = table.tables.array[0, :2, :3].tolist()
+    assert rows[0] == rows[1]
+    assert [table.pool.refcount(block) for block in rows[0][:2]] == [2, 2]
+    assert (table.blocks_to_grow(lead), table.blocks_to_grow(fork)) == (1, 1)
+    with pytest.raises(InternalError, match="no room"):
+        table.push_next(lead, view)
+    assert (table.grow(lead, view), table.grow(fork, view)) == (1, 0), "the last one keeps the block"
+    ((group, source, target),) = view.copies()
+    assert (group, source) == (0, rows[0][1])
+    assert table.tables.array[0, :2, :2].tolist() == [[rows[0][0], target], rows[0][:2]]
+    table.push_next(lead, view)
+    table.push_next(fork, view)
+    table.check()
+    for handle in (lead, fork):
+        table.forget(table.finish_decoding(handle))
+    assert table.pool.available() == 8
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_fork_of_full_blocks_copies_none(prefix: bool) -> None:
+    table = small_table(prefix=prefix)
+    view = BatchView(4, 16, table.tables.array)
+    lead = decoding_one(table, n=4)
+    fork = fork_decoding(table, lead, 2, 91, view)
+    assert table.grow(lead, view) + table.grow(fork, view) == 1, "the lead took its next block when it was admitted"
+    assert view.n_copies == 0
+    table.check()
+
+
+def test_a_fork_takes_its_blocks_at_once_when_they_are_reserved() -> None:
+    pool = BlockPool(8, 4)
+    table = SequenceTable(pool, BlockTables(1, 4, 4), 4, 4, reserving=True)
+    view = BatchView(4, 16, table.tables.array)
+    prefilling = table.admit(table.create(1, np.arange(6, dtype=np.int32), 7, -1, 0.0), 0.0)  # 12 tokens to be stored
+    table.advance_prefilling(prefilling, 6)
+    lead = table.start_decoding(prefilling, 90, 0.0)
+    for left, fork in ((5, 2), (3, 3)):
+        assert (pool.available(), blocks_to_fork(table, lead)) == (left, 2)
+        fork_decoding(table, lead, fork, 91, view)
+        assert view.n_copies == fork - 1
+    assert [table.blocks_to_grow(lead), table.is_growing(lead["slot"])] == [0, False]
+    with pytest.raises(InternalError, match="no room for a fork"):
+        fork_decoding(table, lead, 4, 91, view)
+    table.check()
+
+
+def test_a_fork_without_room_is_queued_and_changes_nothing_else() -> None:
+    table = small_table()
+    lead = decoding_one(table)
+    before = table.pool.available()
+    fork = fork_queued(table, lead, 2, 91)
+    table.check()
+    assert table.pool.available() == before
+    table.forget(table.finish_decoding(lead))
+    assert table.advance_prefilling(table.admit(fork, 0.0), 7) == 0
+
+
+def test_what_cannot_be_forked_is_refused() -> None:
+    table = small_table(n_entries=2, n_slots=1)
+    view = BatchView(4, 16, table.tables.array)
+    lead = decoding_one(table)
+    with pytest.raises(InternalError, match="no room"):
+        fork_decoding(table, lead, 2, 91, view)
+    with pytest.raises(InternalError, match="token -1"):
+        fork_queued(table, lead, 2, -1)
+    fork_queued(table, lead, 2, 91)
+    with pytest.raises(InternalError, match="entries are taken"):
+        fork_queued(table, lead, 3, 91)
+    table.check()
 
 
 def test_the_table_checks_its_sizes() -> None:
@@ -232,6 +321,27 @@ class HandleMachine(RuleBasedStateMachine):
                         self.table.advance_prefilling(handle, 1)
                     except InternalError:
                         break
+
+    @rule(queued=st.booleans(), data=st.data())
+    def fork(self, queued: bool, data: st.DataObject) -> None:
+        if not self.handles:
+            return
+        handle, state, sequence = data.draw(st.sampled_from(self.handles))
+        good = state == "decoding" and self.current.get(sequence) == handle
+        view = BatchView(4, 16, self.table.tables.array)
+        try:
+            if queued:
+                fork = fork_queued(self.table, handle, self.next_id, 5)
+            else:
+                fork = fork_decoding(self.table, handle, self.next_id, 5, view)
+        except StaleHandle:
+            assert not good
+        except InternalError:
+            assert len(self.current) == self.table.n_entries or not queued
+        else:
+            assert good, "a spent or foreign handle was forked"
+            self.keep(fork, "queued" if queued else "decoding", self.next_id)
+            self.next_id += 1
 
     @invariant()
     def whole(self) -> None:

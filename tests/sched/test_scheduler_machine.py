@@ -28,21 +28,29 @@ def apply(world: Any, op: Op) -> Any:
             return world.add(n_prompt, max_new, **more)
         case ("step",):
             return world.step()
-        case ("failed step",):
-            return world.fail_step()
+        case ("failed step", early):
+            return world.fail_step(early=early)
+        case ("fork", victim, token):
+            return world.fork(victim, token)
+        case ("settle", victim):
+            return world.settle(victim)
         case ("finish", victim):
             return world.scheduler.finish(victim)
         case ("step", victim, how):
-            if world.scheduler.plan() is None:
+            if world.plan() is None:
                 return None
             sampled = world.forward()
             if how == "cancelled meanwhile":
                 world.scheduler.finish(victim)
-            elif victim in world.scheduler.planned():  # its logits were not finite
+            elif victim in world.scheduler.planned():  # its logits were not finite, or two others go on from it
                 sampled[world.scheduler.planned().index(victim)] = -1
             world.now += 0.02
-            world.scheduler.commit(sampled, 0.02)
-            if how == "not finite" and victim in world.scheduler.planned():
+            world.commit(sampled, 0.02)
+            if how == "parted":
+                for token in (1, 2):
+                    if world.scheduler.is_live(victim) and world.can_fork(victim):
+                        world.fork(victim, token)
+            if how in ("not finite", "parted") and victim in world.scheduler.planned():
                 world.scheduler.finish(victim)
             return world.reap()
     raise AssertionError(op)
@@ -81,7 +89,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         return result
 
     def live(self) -> list[int]:
-        return [s for s in self.world.prompts if self.world.scheduler.is_live(s)]
+        return self.world.live()
+
+    def place(self, seq: int) -> tuple[int, int]:
+        """By which a sequence is older or newer when families come in order of arrival."""
+        return self.world.family(seq), seq
 
     @rule(
         share=st.floats(0.0, 1.2),
@@ -94,6 +106,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "salt": st.sampled_from([b"", b"", b"s"]),
                 "priority": st.integers(-2, 2),
                 "client": st.sampled_from(["a", "b", "c"]),
+                "choices": st.sampled_from([1, 1, 2, 3, 5]),
+                "sampled": st.booleans(),
             }
         ),
         count=st.integers(1, 3),
@@ -114,7 +128,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         except Unschedulable:
             assert n_prompt + max(max_new - 1, 0) > self.capacity
         except QueueFull:
-            assert self.world.scheduler.n_waiting >= self.sizes["max_waiting"]
+            times = self.world.scheduler.times
+            waiting = sum(self.world.sizes[s] for s in self.live() if times(s)[1] is None)
+            assert waiting > 0
+            assert waiting + more["choices"] > self.sizes["max_waiting"]
         else:
             assert n_prompt + max_new <= 48
             assert n_prompt + max(max_new - 1, 0) <= self.capacity
@@ -125,23 +142,36 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.step()
 
     def step(self) -> None:
-        oldest = min(self.live(), default=None)
+        oldest = min(self.live(), default=None, key=self.place)
         rows = self.apply("step")
         assert (rows is None) == (oldest is None), "while anything is live, something is computed"
         assert not rows or self.sizes["policy"] != "fcfs" or oldest in rows, "the oldest sequence always advances"
         self.world.scheduler.check_integrity()
 
+    @precondition(lambda self: any(map(self.world.can_fork, self.live())))
+    @rule(count=st.integers(1, 4), token=st.integers(0, 5), data=st.data())
+    def fork(self, count: int, token: int, data: st.DataObject) -> None:
+        for _ in range(count):
+            if able := [seq for seq in self.live() if self.world.can_fork(seq)]:
+                self.apply("fork", data.draw(st.sampled_from(able)), token)
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data())
+    def settle(self, data: st.DataObject) -> None:
+        self.apply("settle", data.draw(st.sampled_from(self.live())))
+
     @precondition(lambda self: self.live())
     @rule(
-        what=st.sampled_from(["fails", "fails and ends all", "cancel", "cancelled meanwhile", "not finite"]),
+        what=st.sampled_from(["fails", "fails and ends all", "cancel", "cancelled meanwhile", "not finite", "parted"]),
+        early=st.booleans(),
         data=st.data(),
     )
-    def trouble(self, what: str, data: st.DataObject) -> None:
+    def trouble(self, what: str, early: bool, data: st.DataObject) -> None:
         victim = data.draw(st.sampled_from(self.live()))
         if what == "cancel":
             self.apply("finish", victim)
         elif what.startswith("fails"):
-            for seq in self.apply("failed step"):
+            for seq in self.apply("failed step", early):
                 if what == "fails and ends all":
                     self.apply("finish", seq)
         else:
@@ -167,7 +197,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
-        bound = sum(sum(self.world.size(s)) for s in self.live())
+        to_come = {s: self.world.sizes[s] if s in self.world.to_fork else 1 for s in self.live()}
+        bound = sum(sum(self.world.size(s)) * n for s, n in to_come.items())
         steps = 0
         while self.live():
             self.step()

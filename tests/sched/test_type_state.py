@@ -30,7 +30,7 @@ CALLS = {
     "holds_decoding": ("Decoding", "t.holds_decoding(h)"),
     "blocks_to_admit": ("Queued", "t.blocks_to_admit(h)"),
     "blocks_to_grow": ("Decoding", "t.blocks_to_grow(h)"),
-    "grow": ("Decoding", "t.grow(h)"),
+    "grow": ("Decoding", "t.grow(h, view)"),
     "catch_up": ("Prefilling", "t.catch_up(h)"),
     "is_awaiting": ("Prefilling", "t.is_awaiting(h)"),
     "push_chunk": ("Prefilling", "t.push_chunk(h, view, 1)"),
@@ -38,6 +38,9 @@ CALLS = {
     "advance_prefilling": ("Prefilling", "t.advance_prefilling(h, 1)"),
     "advance_decoding": ("Decoding", "t.advance_decoding(h)"),
     "append": ("Decoding", "t.append(h, 1)"),
+    "blocks_to_fork": ("Decoding", "blocks_to_fork(t, h)"),
+    "fork_decoding": ("Decoding", "fork_decoding(t, h, 9, 1, view)"),
+    "fork_queued": ("Decoding", "fork_queued(t, h, 9, 1)"),
 }
 #: The state that each transition returns.
 NEXT = {
@@ -48,9 +51,12 @@ NEXT = {
     "finish_queued": "Finished",
     "finish_prefilling": "Finished",
     "finish_decoding": "Finished",
+    "fork_decoding": "Decoding",
+    "fork_queued": "Queued",
 }
 HEAD = """
 from miro_cy.batch cimport BatchView
+from miro_cy.sched.forks cimport blocks_to_fork, fork_decoding, fork_queued
 from miro_cy.sched.request cimport Decoding, Finished, Prefilling, Queued, SequenceTable
 
 """
@@ -108,10 +114,11 @@ def test_every_legal_call_compiles(tmp_path: Path) -> None:
 
 def test_every_function_that_takes_a_handle_is_covered() -> None:
     text = (ROOT / "miro_cy/sched/request.pxd").read_text()
-    table = text[text.index("cdef class SequenceTable") :]
+    lines = text[text.index("cdef class SequenceTable") :].splitlines()
+    lines += (ROOT / "miro_cy/sched/forks.pxd").read_text().splitlines()
     taking = {
-        line.split("(self, ")[0].split()[-1]
-        for line in table.splitlines()
-        if any(f"(self, {s} h" in line for s in STATES)
+        line.split("(")[0].split()[-1]
+        for line in lines
+        if any(f"({first}, {s} h" in line for s in STATES for first in ("self", "SequenceTable table"))
     }
     assert taking == set(CALLS)

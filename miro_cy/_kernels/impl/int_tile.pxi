@@ -24,8 +24,6 @@ cdef struct IntTile:
     Py_ssize_t panel            # bytes from one panel's run to the next panel's
     Py_ssize_t ahead            # bytes ahead to prefetch; 0: nothing
     const float* scale          # PLANE: of the run
-    int runs                    # narrow sums: 16 k are `runs` runs of `steps` quads. Arguments, not constants,
-    int steps                   # because unrolled, the quad loop spills
     float* y                    # of the first panel and the tile's row 0
     Py_ssize_t ldy
 
@@ -51,46 +49,47 @@ cdef inline vi int_start(const int fmt, const int32_t* total) noexcept nogil:
     return vi_zero()
 
 
+cdef inline void int_quad(
+    const int fmt, const int mr, const int np, const int h, const IntTile* t, const QuantBlock* x, const uint8_t* w,
+    int s, vi* total,
+) noexcept nogil:
+    """Adds the dot products of quad s of a half."""
+    cdef vi wv[INT_PANELS * 4]
+    cdef vi xv
+    cdef int i, c
+    for c in range(np * MI_NV):
+        wv[c] = int_weights(fmt, h, w + c // MI_NV * t.panel, s, c % MI_NV)
+    for i in range(mr):
+        xv = vi_set1_bytes(&x.q[t.row][16 * h] + i * QBLOCK + 4 * s)
+        for c in range(np * MI_NV):
+            if fmt == BYTES:
+                total[i * np * MI_NV + c] = vi_dot_s8(total[i * np * MI_NV + c], wv[c], xv)
+            else:
+                total[i * np * MI_NV + c] = vi_dot_u8(total[i * np * MI_NV + c], wv[c], xv)
+
+
 cdef inline void int_half(
     const int fmt, const int mr, const int np, const int h, const IntTile* t, const QuantBlock* x, const uint8_t* w,
     vi* total,
 ) noexcept nogil:
     """Integer dot products over the first or second 16 k of a block, [row][panel][vector]."""
-    cdef vi wv[INT_PANELS * 4]
     cdef vi narrow[32]
-    cdef vi xv
-    cdef int i, c, s, r, runs = t.runs, steps = t.steps
-    cdef const int8_t* q = &x.q[t.row][16 * h]
+    cdef vi start
+    cdef int i, c, r, s, steps = 2 if fmt == PLANE else 4   # weights are below 64, or below 16
     for i in range(mr):
-        xv = int_start(fmt, &x.sum[h][t.row + i])
+        start = int_start(fmt, &x.sum[h][t.row + i])
         for c in range(np * MI_NV):
-            total[i * np * MI_NV + c] = xv
+            total[i * np * MI_NV + c] = start
     if not MI_NARROW:
         for s in range(4):
-            for c in range(np * MI_NV):
-                wv[c] = int_weights(fmt, h, w + c // MI_NV * t.panel, s, c % MI_NV)
-            for i in range(mr):
-                xv = vi_set1_bytes(q + i * QBLOCK + 4 * s)
-                for c in range(np * MI_NV):
-                    if fmt == BYTES:
-                        total[i * np * MI_NV + c] = vi_dot_s8(total[i * np * MI_NV + c], wv[c], xv)
-                    else:
-                        total[i * np * MI_NV + c] = vi_dot_u8(total[i * np * MI_NV + c], wv[c], xv)
+            int_quad(fmt, mr, np, h, t, x, w, s, total)
         return
-    for r in range(runs):
+    for r in range(4 // steps):
         if fmt != BYTES:
             for i in range(mr * np * MI_NV):
                 narrow[i] = vi_zero()
         for s in range(r * steps, (r + 1) * steps):
-            for c in range(np * MI_NV):
-                wv[c] = int_weights(fmt, h, w + c // MI_NV * t.panel, s, c % MI_NV)
-            for i in range(mr):
-                xv = vi_set1_bytes(q + i * QBLOCK + 4 * s)
-                for c in range(np * MI_NV):
-                    if fmt == BYTES:
-                        total[i * np * MI_NV + c] = vi_dot_s8(total[i * np * MI_NV + c], wv[c], xv)
-                    else:
-                        narrow[i * np * MI_NV + c] = vi_dot_u8(narrow[i * np * MI_NV + c], wv[c], xv)
+            int_quad(fmt, mr, np, h, t, x, w, s, total if fmt == BYTES else narrow)
         if fmt != BYTES:
             for i in range(mr * np * MI_NV):
                 total[i] = vi_widen(total[i], narrow[i])

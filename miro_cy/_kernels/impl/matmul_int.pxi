@@ -43,8 +43,6 @@ cdef void int_panels_of(
     plane.scale = scratch + INT_BLOCKS * 512 // 4
     plane.minimum = NULL
     t.scale = plane.scale
-    t.runs = QGROUP // 4 // w.steps
-    t.steps = w.steps
     t.ldy = out.ldy
     t.panel = w.panel_bytes
     t.stride = 512 if fmt == PLANE else w.block_bytes

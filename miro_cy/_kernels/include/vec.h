@@ -210,15 +210,27 @@ MI_INLINE vi vi_dot_neon(vi sum, vi w, vi a) {
 }
 #endif
 
+/* A sum that must be in a register now: told so, the compiler makes one after the other. Else it makes all products of
+ * some steps first and has nowhere to keep them, which costs tiles of four bits a quarter of their speed on AVX2. */
+#if defined(__x86_64__)
+#define MI_IN_REGISTER(x) __asm__("" : "+v"(x))
+#else
+#define MI_IN_REGISTER(x) (void)0
+#endif
+
 MI_INLINE vi vi_dot_u8(vi narrow, vi w, vi a) {
 #if MI_VL == 16 && defined(__AVX512VNNI__)
     return (vi)_mm512_dpbusd_epi32((__m512i)narrow, (__m512i)w, (__m512i)a);
-#elif MI_VL == 16
-    return (vi)((vi16)narrow + (vi16)_mm512_maddubs_epi16((__m512i)w, (__m512i)a));
-#elif defined(__AVX2__)
-    return (vi)((vi16)narrow + (vi16)_mm256_maddubs_epi16((__m256i)w, (__m256i)a));
 #elif defined(__SSSE3__)
-    return (vi)((vi16)narrow + (vi16)_mm_maddubs_epi16((__m128i)w, (__m128i)a));
+#if MI_VL == 16
+    vi16 sum = (vi16)narrow + (vi16)_mm512_maddubs_epi16((__m512i)w, (__m512i)a);
+#elif defined(__AVX2__)
+    vi16 sum = (vi16)narrow + (vi16)_mm256_maddubs_epi16((__m256i)w, (__m256i)a);
+#else
+    vi16 sum = (vi16)narrow + (vi16)_mm_maddubs_epi16((__m128i)w, (__m128i)a);
+#endif
+    MI_IN_REGISTER(sum);
+    return (vi)sum;
 #elif defined(__aarch64__)
     return vi_dot_neon(narrow, w, a);
 #else
@@ -254,13 +266,19 @@ MI_INLINE vi vi_dot_s8(vi sum, vi w, vi a) {
 #elif MI_VL == 16
     __m512i minus_a = _mm512_mask_sub_epi8((__m512i)a, _mm512_movepi8_mask((__m512i)w), _mm512_setzero_si512(), (__m512i)a);
     __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8((__m512i)w), minus_a);
-    return sum + (vi)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+    sum += (vi)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+    MI_IN_REGISTER(sum);
+    return sum;
 #elif defined(__AVX2__)
     __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)w), _mm256_sign_epi8((__m256i)a, (__m256i)w));
-    return sum + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    sum += (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    MI_IN_REGISTER(sum);
+    return sum;
 #elif defined(__SSSE3__)
     __m128i pairs = _mm_maddubs_epi16(_mm_abs_epi8((__m128i)w), _mm_sign_epi8((__m128i)a, (__m128i)w));
-    return sum + (vi)_mm_madd_epi16(pairs, _mm_set1_epi16(1));
+    sum += (vi)_mm_madd_epi16(pairs, _mm_set1_epi16(1));
+    MI_IN_REGISTER(sum);
+    return sum;
 #elif defined(__aarch64__)
     return vi_dot_neon(sum, w, a);
 #else

@@ -1,0 +1,14 @@
+"""A scheduler's part between commit() and plan(): who joins a family, and who goes on when it has waited for it."""
+
+from miro_cy.batch cimport BatchView
+from miro_cy.sched.visible cimport VisibleSequences
+
+
+cdef class RelatedSequences(VisibleSequences):
+    cdef readonly BatchView view        # the view plan() fills, its sizes are the largest a step can have
+    cdef object _clock
+    cdef object _policy
+    cdef object _families
+    cdef bint _is_committed             # between commit() and plan()
+
+    cdef int _check_committed(self) except -1
