@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
+from miro_client.checks import check_bool, check_choice, check_int, check_number, shown
 from miro_cy.errors import ConfigError
 
 Compute = Literal["fast", "exact"]
@@ -16,22 +17,63 @@ Admission = Literal["watermark", "reserve"]
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 MAX_BYTES = 2**48
+MAX_CONTEXT = 2**24
+#: Limits of settings that engine and scheduler share.
+MAX_NUM_SEQS = 4096
+MAX_STEP_TOKENS = 2**16
+MAX_WAITING = 2**20
+MAX_STEP_MS = 60_000
+MAX_AGEING_MS = 3_600_000
+MAX_WATERMARK = 0.5
+
+
+class Scheduling(Protocol):
+    """The settings that say how requests are scheduled."""
+
+    @property
+    def max_num_seqs(self) -> int: ...
+    @property
+    def max_step_tokens(self) -> int: ...
+    @property
+    def step_ms(self) -> float: ...
+    @property
+    def max_waiting(self) -> int: ...
+    @property
+    def policy(self) -> PolicyName: ...
+    @property
+    def ageing_ms(self) -> float: ...
+    @property
+    def admission(self) -> Admission: ...
+    @property
+    def watermark(self) -> float: ...
+
+
+def check_scheduling(settings: Scheduling) -> None:
+    """Raise ConfigError naming the first of these settings that is out of range."""
+    check_int("max_num_seqs", settings.max_num_seqs, 1, MAX_NUM_SEQS)
+    check_int("max_step_tokens", settings.max_step_tokens, 1, MAX_STEP_TOKENS)
+    check_number("step_ms", settings.step_ms, MAX_STEP_MS)
+    check_int("max_waiting", settings.max_waiting, 1, MAX_WAITING)
+    check_choice("policy", settings.policy, get_args(PolicyName))
+    check_number("ageing_ms", settings.ageing_ms, MAX_AGEING_MS)
+    check_choice("admission", settings.admission, get_args(Admission))
+    check_number("watermark", settings.watermark, MAX_WATERMARK, zero=True)
 
 
 def parse_bytes(value: object, field: str) -> int:
     """Bytes from an int or from text such as "4GiB" or "500MB". Raises ConfigError naming the field."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise ConfigError(f"{field} must be bytes or text such as '4GiB', not {value!r:.80}", field=field)
+        raise ConfigError(f"{field} must be bytes or text such as '4GiB', not {shown(value)}", field=field)
     if isinstance(value, str):
         match = _SIZE.fullmatch(value)
         if match is None or match[2].lower() not in _UNITS:
-            raise ConfigError(f"{field} must look like '4GiB' or '500MB', not {value!r:.80}", field=field)
+            raise ConfigError(f"{field} must look like '4GiB' or '500MB', not {shown(value)}", field=field)
         number = float(match[1])  # infinite for too many digits
         value = int(min(number * _UNITS[match[2].lower()], MAX_BYTES + 1.0))
         if value > MAX_BYTES:
             raise ConfigError(f"{field} must be between 1 byte and {MAX_BYTES} bytes, not {match[0]:.80}", field=field)
     if not 1 <= value <= MAX_BYTES:
-        raise ConfigError(f"{field} must be between 1 byte and {MAX_BYTES} bytes, not {value}", field=field)
+        raise ConfigError(f"{field} must be between 1 byte and {MAX_BYTES} bytes, not {shown(value)}", field=field)
     return value
 
 
@@ -79,52 +121,21 @@ class EngineConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        self._check_int("threads", 1, 1024, optional=True)
-        self._check_int("max_context", 1, 2**24, optional=True)
-        self._check_int("max_num_seqs", 1, 4096)
-        self._check_int("max_waiting", 1, 2**20)
-        self._check_int("max_step_tokens", 1, 2**16)
-        self._check_int("seed", 0, 2**64 - 1, optional=True)
-        self._check_choice("block_size", (16, 32, 64))
-        self._check_choice("kv_dtype", (None, *get_args(KVDtype)))
-        self._check_choice("compute", (None, "fast", "exact"))
-        if not isinstance(self.prefix_cache, bool):
-            raise ConfigError(
-                f"prefix_cache must be true or false, not {self.prefix_cache!r:.80}", field="prefix_cache"
-            )
+        for name, low, high in (("threads", 1, 1024), ("max_context", 1, MAX_CONTEXT), ("seed", 0, 2**64 - 1)):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), low, high)
+        check_choice("block_size", self.block_size, (16, 32, 64))
+        check_choice("kv_dtype", self.kv_dtype, (None, *get_args(KVDtype)))
+        check_choice("compute", self.compute, (None, *get_args(Compute)))
+        check_bool("prefix_cache", self.prefix_cache)
+        check_scheduling(self)
         if self.compute == "exact" and self.kv_dtype not in (None, "fp32"):
             raise ConfigError(
                 f"compute 'exact' keeps the KV cache in fp32; kv_dtype {self.kv_dtype!r} contradicts it",
                 field="kv_dtype",
             )
-        if self.kv_memory is not None and self.kv_memory != "auto":
+        if self.kv_memory is not None and not (isinstance(self.kv_memory, str) and self.kv_memory == "auto"):
             object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
-        self._check_choice("policy", get_args(PolicyName))
-        self._check_choice("admission", get_args(Admission))
-        self._check_number("step_ms", 60_000)
-        self._check_number("ageing_ms", 3_600_000)
-        self._check_number("watermark", 0.5, zero=True)
-
-    def _check_number(self, name: str, high: float, *, zero: bool = False) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ConfigError(f"{name} must be a number, not {value!r:.80}", field=name)
-        if not (0 < value <= high or (zero and value == 0)):
-            least = "at least" if zero else "above"
-            raise ConfigError(f"{name} must be {least} 0 and at most {high:g}, not {value!r:.80}", field=name)
-
-    def _check_int(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
-        value = getattr(self, name)
-        if value is None and optional:
-            return
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ConfigError(f"{name} must be an integer between {low} and {high}, not {value!r:.80}", field=name)
-
-    def _check_choice(self, name: str, choices: tuple[Any, ...]) -> None:
-        value = getattr(self, name)
-        if value not in choices or type(value) not in {type(choice) for choice in choices}:
-            listed = ", ".join(repr(c) for c in choices if c is not None)
-            raise ConfigError(f"{name} must be one of {listed}, not {value!r:.80}", field=name)
 
     @classmethod
     def build(cls, base: EngineConfig | None, overrides: dict[str, Any]) -> EngineConfig:
@@ -132,6 +143,6 @@ class EngineConfig:
         known = [f.name for f in fields(cls)]
         for name in overrides:
             if name not in known:
-                raise ConfigError(f"unknown setting {name!r:.80}; known are {', '.join(known)}", field=name)
+                raise ConfigError(f"unknown setting {name!r:.80}; known are {', '.join(known)}", field=name[:80])
         kept = {} if base is None else {name: getattr(base, name) for name in known}
         return cls(**{**kept, **overrides})

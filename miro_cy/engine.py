@@ -17,8 +17,9 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from miro_client.checks import check_items, shown
 from miro_cy.completions import Gathered, together
-from miro_cy.config import EngineConfig
+from miro_cy.config import MAX_CONTEXT, MAX_WAITING, EngineConfig
 from miro_cy.core import EngineCore
 from miro_cy.driver import Driver, Ticket, event_of
 from miro_cy.errors import BadField, ConfigError, EngineClosed
@@ -68,7 +69,7 @@ class Engine:
         Raises ModelNotFound, ModelFormatError, UnsupportedModel or ConfigError.
         """
         if not isinstance(path_or_name, (str, os.PathLike)):
-            raise ConfigError(f"a model is a path or a name, not {path_or_name!r:.80}", field="path_or_name")
+            raise ConfigError(f"a model is a path or a name, not {shown(path_or_name)}", field="path_or_name")
         if config is not None and not isinstance(config, EngineConfig):
             raise ConfigError(f"config must be an EngineConfig, not {type(config).__name__}", field="config")
         try:
@@ -153,13 +154,10 @@ class Engine:
             if params is not None and not isinstance(params, SamplingParams):
                 raise BadField("a single prompt takes a single SamplingParams", field="params")
             return self._complete([self.prepare(prompts, params or SamplingParams())])[0]
-        if not isinstance(prompts, Iterable):
-            raise BadField(f"prompts must be a prompt or a list of them, not {prompts!r:.80}", field="prompts")
-        prompts = list(prompts)
+        prompts = check_items("prompts", prompts, MAX_WAITING, what="prompts", error=BadField)
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
-        if not isinstance(params, Sequence):
-            raise BadField(f"params must be SamplingParams or a list of them, not {params!r:.80}", field="params")
+        params = check_items("params", params, MAX_WAITING, what="SamplingParams", error=BadField)
         if len(params) != len(prompts):
             raise BadField(f"{len(params)} SamplingParams for {len(prompts)} prompts", field="params")
         return self._complete([self.prepare(*pair) for pair in zip(prompts, params, strict=True)])
@@ -184,8 +182,8 @@ class Engine:
         ids = self._preparer.token_ids(tokens)
         try:
             wanted = range(*(slice(None) if rows is None else rows).indices(len(ids)))
-        except (AttributeError, TypeError, ValueError):
-            raise BadField(f"rows must be a slice of integers, step not 0, not {rows!r:.80}", field="rows") from None
+        except Exception:  # no slice, or one of no integers
+            raise BadField(f"rows must be a slice of integers, step not 0, not {shown(rows)}", field="rows") from None
         if len(wanted) == 0:
             return np.zeros((0, self.vocab_size), np.float32)
         first, last = min(wanted[0], wanted[-1]), max(wanted[0], wanted[-1])
@@ -204,9 +202,7 @@ class Engine:
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of token ids, without special tokens."""
-        if not isinstance(ids, Iterable) or isinstance(ids, (str, bytes, Mapping)):
-            raise BadField(f"ids must be a list of integers, not {ids!r:.80}", field="ids")
-        return self.tokenizer.decode(ids)
+        return self.tokenizer.decode(check_items("ids", ids, MAX_CONTEXT, error=BadField))
 
     # --- the step level, one thread ------------------------------------------------------------------------------
 

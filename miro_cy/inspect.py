@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from miro_client.checks import check_int
 from miro_cy.cache.windows import blocks_needed
 from miro_cy.config import Compute, EngineConfig, KVDtype, parse_bytes
 from miro_cy.errors import ConfigError
 from miro_cy.hub import resolve
 from miro_cy.loading import compute_mode, kv_dtype_of, tokenizer_of
-from miro_cy.machine import default_threads
-from miro_cy.memory import Room, is_quantised, kv_block, packed_bytes, room_for, rope_bytes, step_bytes
+from miro_cy.machine import available_memory, default_threads
+from miro_cy.memory import Room, is_quantised, kv_block, kv_blocks, packed_bytes, room_for, rope_bytes, step_bytes
 from miro_cy.model.checkpoint import Checkpoint, Part
 from miro_cy.model.opening import open_checkpoint
 from miro_cy.model.spec import KV_BYTES, ModelSpec
@@ -57,12 +58,24 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
+class Capacity:
+    """Tokens that the KV cache would hold on this machine, as it is now, with default settings: a worker's, and that of
+    an engine in a program of one's own. 0 where there is no room.
+    """
+
+    worker: int
+    engine: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelReport:
     """A model's description; the field names are those of `miro inspect --json`. Sizes in elements, memory in bytes.
 
-    types: by element type, the largest share first. problem: why the model cannot be served, or None; then `memory` is
-    empty. memory: by KV dtype, at `context` tokens; compute, kv_dtype: what the engine takes unless told otherwise.
-    fit: by KV dtype, what a given size has room for; empty where none was given or the model cannot be served.
+    types: by element type, the largest share first. problem: why the model cannot be served, or None; then `memory` and
+    `capacity` are empty. memory: by KV dtype, at `context` tokens; compute, kv_dtype: what the engine takes unless told
+    otherwise. available: what this process may take of the machine's memory now. capacity: by KV dtype, what the
+    default shares of that hold. fit: by KV dtype, what a given size has room for; empty where none was given or the
+    model cannot be served.
     """
 
     name: str
@@ -92,6 +105,8 @@ class ModelReport:
     compute: Compute
     kv_dtype: KVDtype
     memory: dict[str, Memory]
+    available: int
+    capacity: dict[str, Capacity]
     fit: dict[str, Fit]
 
 
@@ -109,10 +124,7 @@ def inspect_model(
     with open_checkpoint(resolve(Path(path_or_name))) as checkpoint:
         spec = checkpoint.spec
         context = spec.context if context is None else context
-        if not 1 <= context <= spec.context:
-            raise ConfigError(
-                f"context must be between 1 and the model's {spec.context}, not {context}", field="context"
-            )
+        check_int("context", context, 1, spec.context)
         return _report(checkpoint, context, total)
 
 
@@ -122,6 +134,7 @@ def _report(checkpoint: Checkpoint, context: int, total: int | None) -> ModelRep
     problem = next(filter(None, map(unsupported, parts)), None)
     defaults = EngineConfig()
     compute = compute_mode(defaults, quantised=is_quantised(parts))
+    available = available_memory()
     return ModelReport(
         name=checkpoint.name,
         path=str(checkpoint.path),
@@ -150,6 +163,8 @@ def _report(checkpoint: Checkpoint, context: int, total: int | None) -> ModelRep
         compute=compute,
         kv_dtype=kv_dtype_of(defaults, compute),
         memory={} if problem else _memory(spec, parts, context),
+        available=available,
+        capacity={} if problem else _capacity(spec, parts, available),
         fit={} if problem or total is None else _fit(spec, parts, total),
     )
 
@@ -175,12 +190,26 @@ def _memory(spec: ModelSpec, parts: list[Part], context: int) -> dict[str, Memor
     return {dtype: Memory(weights, activations, n, weights + activations + n) for dtype, n in kv.items()}
 
 
-def _fit(spec: ModelSpec, parts: list[Part], total: int) -> dict[str, Fit]:
+def _rooms(spec: ModelSpec, parts: list[Part], total: int) -> dict[str, Room]:
+    """The room that `total` bytes have, by KV dtype, with default settings."""
     defaults, threads = EngineConfig(), default_threads()
-    rooms = {
+    return {
         dtype: room_for(spec, parts, defaults, dtype, threads=threads, context=spec.context, total=total)
         for dtype in KV_BYTES
     }
+
+
+def _capacity(spec: ModelSpec, parts: list[Part], available: int) -> dict[str, Capacity]:
+    def tokens(room: Room, config: EngineConfig) -> int:
+        return kv_blocks(room, config, spec.context) // len(room.windows) * room.block_size if room.blocks else 0
+
+    server, single = EngineConfig(kv_memory="auto"), EngineConfig()
+    rooms = _rooms(spec, parts, available)
+    return {dtype: Capacity(tokens(room, server), tokens(room, single)) for dtype, room in rooms.items()}
+
+
+def _fit(spec: ModelSpec, parts: list[Part], total: int) -> dict[str, Fit]:
+    rooms = _rooms(spec, parts, total)
     if not any(room.blocks for room in rooms.values()):
         raise ConfigError(f"fit is too small: {min(rooms.values(), key=lambda room: room.block)}", field="fit")
     return {dtype: _fit_of(room, spec.context) for dtype, room in rooms.items()}

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from miro_client.checks import shown
 from miro_cy.errors import BadField, ContextOverflow, Unsupported
 from miro_cy.requests import Prompt, Request
 from miro_cy.sampling.params import SamplingParams
@@ -82,7 +83,7 @@ class Preparer:
             return self.token_ids(prompt["tokens"])
         if "messages" in prompt:
             return self._encode(self._tokenizer.render(prompt["messages"]), add_special=False)
-        raise BadField(f"unknown kind of prompt {next(iter(prompt))!r:.80}", field="prompt")
+        raise BadField(f"unknown kind of prompt {shown(next(iter(prompt)))}", field="prompt")
 
     def _encode(self, text: str, *, add_special: bool) -> Tokens:
         """Tokenise, unless the text is so long that it cannot fit however it is cut."""
@@ -103,12 +104,13 @@ class Preparer:
         """int32 ids of any iterable of integers inside the vocabulary."""
         if not isinstance(tokens, Iterable) or isinstance(tokens, (str, bytes, Mapping)):
             raise BadField("tokens must be a list of integers", field="tokens")
-        if not isinstance(tokens, (np.ndarray, Sequence)):
-            tokens = list(islice(tokens, self._room + 1))  # one too many is enough to be refused; endless ones end here
         try:
+            if not isinstance(tokens, (np.ndarray, Sequence)):
+                # One too many is enough to be refused; endless ones end here.
+                tokens = list(islice(tokens, self._room + 1))
             ids = tokens if isinstance(tokens, np.ndarray) else np.asarray(list(tokens))
-        except ValueError:  # lists of different lengths
-            raise BadField("tokens must be a list of integers", field="tokens") from None
+        except Exception as problem:  # lists of different lengths, or whatever an __iter__ of somebody else's raises
+            raise BadField("tokens must be a list of integers", field="tokens") from problem
         if ids.ndim != 1:
             raise BadField("tokens must be a list of integers", field="tokens")
         if len(ids) and not np.issubdtype(ids.dtype, np.integer):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from miro_client.checks import check_int, check_number
 from miro_client.results import Timing, TokenLogprob, Usage
 from miro_cy.errors import BadField, MiroError
 from miro_cy.sampling.params import SamplingParams
@@ -38,21 +39,12 @@ class Request:
     deadline_ms: float | None = None
 
     def __post_init__(self) -> None:
-        priority = self.priority
-        if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
-            raise BadField(
-                f"priority must be an integer between -{MAX_PRIORITY} and {MAX_PRIORITY}, not {priority!r:.80}",
-                field="priority",
-            )
+        check_int("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY, error=BadField)
         if not isinstance(self.client, str) or len(self.client) > MAX_CLIENT_CHARS:
             raise BadField(f"client must be a text of at most {MAX_CLIENT_CHARS} characters", field="client")
         for name in ("queue_ms", "deadline_ms"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not 0 < value <= MAX_DEADLINE_MS:  # so is NaN refused
-                raise BadField(f"{name} must be above 0 and at most {MAX_DEADLINE_MS}, or None", field=name)
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), MAX_DEADLINE_MS, error=BadField)
 
 
 @dataclass(slots=True)

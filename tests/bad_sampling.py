@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from miro_client.checks import MAX_INT32
 from miro_cy.sampling.params import (
     MAX_BEAM_WIDTH,
     MAX_CHOICES,
-    MAX_INT32,
     MAX_LENGTH_PENALTY,
     MAX_LOGPROBS,
     MAX_SALT_BYTES,

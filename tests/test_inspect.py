@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from miro_cy import Engine, EngineConfig
-from miro_cy.errors import ConfigError, ModelFormatError, ModelNotFound, UnsupportedModel
+from miro_cy.errors import ConfigError, ModelFormatError, ModelNotFound, Unavailable, UnsupportedModel
 from miro_cy.inspect import TypeShare, inspect_model
 from miro_cy.machine import default_threads
 from miro_cy.memory import step_bytes
@@ -18,6 +18,14 @@ from miro_cy.model.weights import load_weights
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
 FILES = ["gguf/Q4_0.gguf", "gguf/Q4_1.gguf", "gguf/Q6_K.gguf", "hf/llama", "hf/llama-tied-bias", "hf/llama3-rope"]
+FREE = 2**30
+
+
+@pytest.fixture(autouse=True)
+def _free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which always as much memory is free."""
+    for module in ("inspect", "loading"):
+        monkeypatch.setattr(f"miro_cy.{module}.available_memory", lambda: FREE)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -79,8 +87,31 @@ def test_description_of_a_folder() -> None:
             "fp32": rest | {"kv": 128 * 512, "total": 509184 + buffers + 128 * 512},
             "int8": rest | {"kv": 128 * 160, "total": 509184 + buffers + 128 * 160},
         },
+        "available": FREE,
+        "capacity": {dtype: {"worker": 4 * 512, "engine": 512} for dtype in ("fp16", "fp32", "int8")},
         "fit": {},
     }
+
+
+@pytest.mark.parametrize("name", ["gguf/Q4_1.gguf", "hf/llama"])
+@pytest.mark.parametrize("blocks", [0, 1, 7, 1000])
+def test_capacity_is_that_of_an_engine_and_of_a_worker(name: str, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """blocks: for which there is room beside weights and buffers."""
+    full = inspect_model(GOLDEN / name)
+    for dtype, memory in full.memory.items():
+        beside = memory.weights + memory.activations
+        free = beside + blocks * 32 * full.kv_bytes_per_token[dtype]
+        for module in ("inspect", "loading"):
+            monkeypatch.setattr(f"miro_cy.{module}.available_memory", lambda free=free: free)
+        capacity = inspect_model(GOLDEN / name).capacity[dtype]
+        settings = {"kv_dtype": dtype, "compute": "exact" if dtype == "fp32" else "fast", "threads": default_threads()}
+        for tokens, kv_memory in ((capacity.engine, None), (capacity.worker, "auto")):
+            if blocks == 0 and not tokens:
+                with pytest.raises(Unavailable):
+                    Engine.load(GOLDEN / name, kv_memory=kv_memory, **settings)
+                continue
+            with Engine.load(GOLDEN / name, kv_memory=kv_memory, **settings) as engine:
+                assert engine.describe()["capacity"] == tokens > 0
 
 
 def test_what_fits() -> None:
@@ -107,7 +138,7 @@ def test_types_that_cannot_be_packed_are_reported(reference_data: Path) -> None:
     report = inspect_model(reference_data / "gguf" / "Q5_0.gguf", fit="24GiB")
     assert report.problem is not None
     assert "has type Q5_0" in report.problem
-    assert report.memory == report.fit == {}
+    assert report.memory == report.capacity == report.fit == {}
     assert isinstance(report.types["Q5_0"], TypeShare)
 
 

@@ -54,11 +54,12 @@ BELOW = {
 #: What the leaves that both ends share may import besides the standard library.
 SHARED_LEAVES = {
     "miro_client.errors": set(),
+    "miro_client.checks": {"miro_client.errors"},
     "miro_client.results": set(),
-    "miro_client.wire": {"msgspec", "miro_client.errors"},
+    "miro_client.wire": {"msgspec", "miro_client.checks", "miro_client.errors"},
 }
-#: What the engine may use of the client package: what it raises and returns is the same over a socket.
-FOR_ENGINE = ("miro_client.errors", "miro_client.results")
+#: What the engine may use of the client package: what it checks, raises and returns is the same over a socket.
+FOR_ENGINE = ("miro_client.checks", "miro_client.errors", "miro_client.results")
 #: What the worker may use of the client package.
 FOR_WORKER = {*SHARED_LEAVES, "miro_client.endpoint"}
 #: Packages in which a function may import the engine or the worker, to run one in this process.

@@ -11,6 +11,7 @@ from batching.engine import Stepper, Task
 from miro_cy.batch import BatchView  # noqa: F401  (loads the extension before the scheduler cimports it)
 from miro_cy.cache.block_pool import BlockPool
 from miro_cy.cache.block_table import BlockTables
+from miro_cy.config import MAX_NUM_SEQS
 from miro_cy.errors import InternalError
 from miro_cy.sched.scheduler import Scheduler, SchedulerConfig
 
@@ -123,7 +124,8 @@ def fitting(task: Task, block_size: int) -> int:
     n_blocks = task.requests * task.reserve // block_size
     pool = BlockPool(n_blocks, block_size)
     tables = BlockTables(1, n_blocks, -(-(task.prompt + task.new) // block_size))
-    config = SchedulerConfig(max_num_seqs=n_blocks, max_waiting=n_blocks, admission="reserve")
+    most = min(n_blocks, MAX_NUM_SEQS)
+    config = SchedulerConfig(max_num_seqs=most, max_waiting=n_blocks, admission="reserve")
     scheduler = Scheduler(pool, tables, config, max_context=task.prompt + task.new, clock=lambda: 0.0)
     for _ in range(n_blocks):
         scheduler.add(np.zeros(task.prompt, np.int32), task.new)

@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 
 from peers.works import PeerError
 from served.systems import DEADLINE_S, Answer
+from served.worker import STOP_S, tail
 
 HOST = "127.0.0.1"
 START_S = 120
@@ -26,16 +28,20 @@ def llama_server(program: Path, model: Path, *, slots: int, context: int, thread
     port = _free_port()
     command = [str(program), "-m", str(model), "--host", HOST, "--port", str(port), "--parallel", str(slots)]
     command += ["-c", str(slots * context), "--threads", str(threads), "--threads-batch", str(threads)]
-    try:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    except OSError as error:
-        raise PeerError(f"cannot run {program.name}: {error.strerror}") from error
-    try:
-        _wait(process, port, program.name)
-        yield Llama(program, port)
-    finally:
-        process.terminate()
-        process.wait(30)
+    with tempfile.TemporaryDirectory(prefix="miro-") as folder:
+        log = Path(folder, "stderr")
+        try:
+            with log.open("wb") as out:
+                process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=out)
+        except OSError as error:
+            raise PeerError(f"cannot run {program.name}: {error.strerror}") from error
+        try:
+            if not _answers(process, port):
+                raise PeerError(f"{program.name} did not start: {tail(log)}")
+            yield Llama(program, port)
+        finally:
+            process.terminate()
+            process.wait(STOP_S)
 
 
 class Llama:
@@ -92,20 +98,21 @@ def version_of(text: str) -> str:
     return found[1].strip() if found else "unknown"
 
 
-def _wait(process: subprocess.Popen[bytes], port: int, name: str) -> None:
+def _answers(process: subprocess.Popen[bytes], port: int) -> bool:
+    """Wait until it does; False when it has ended, or does not in time."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
         connection = http.client.HTTPConnection(HOST, port, timeout=5)
         try:
             connection.request("GET", "/health")
             if connection.getresponse().status == 200:
-                return
+                return True
         except (OSError, http.client.HTTPException):
             pass  # not listening yet
         finally:
             connection.close()
         time.sleep(0.1)
-    raise PeerError(f"{name} did not start")
+    return False
 
 
 def _free_port() -> int:

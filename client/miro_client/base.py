@@ -14,9 +14,10 @@ import msgspec
 
 from miro_client import __version__, wire
 from miro_client.answer import error_of
+from miro_client.checks import MAX_INT32, check_int, check_items, shown
 from miro_client.connection import Connection
 from miro_client.endpoint import admin_endpoint, check_endpoint, check_private, control_endpoint, default_endpoint
-from miro_client.errors import BadField, ConnectionLost, MiroError
+from miro_client.errors import BadField, ConnectionLost
 
 #: A reply to a question that has one.
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -25,6 +26,8 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 CONTROL_S = 8.0
 #: Keywords of a call that are keys of GENERATE itself, not of `sampling`.
 OWN = frozenset(("priority", "queue_ms", "deadline_ms"))
+#: Most token ids of a prompt: what a message holds.
+MAX_IDS = wire.MAX_MESSAGE_BYTES // 4
 HELLO = wire.Hello(minor=wire.MINOR, client=f"miro-client {__version__}", lang="python")
 
 
@@ -80,7 +83,7 @@ def check_timeout(timeout: float | None) -> float | None:
     # A number of another kind, such as a Fraction, is a number too; but not what waits take.
     if not isinstance(timeout, Real) or not 0 <= timeout <= threading.TIMEOUT_MAX:
         limit = int(threading.TIMEOUT_MAX)
-        raise BadField(f"timeout must be 0 to {limit} seconds or None, not {_shown(timeout)}", field="timeout")
+        raise BadField(f"timeout must be 0 to {limit} seconds or None, not {shown(timeout)}", field="timeout")
     return float(timeout)
 
 
@@ -98,42 +101,33 @@ def generate_body(
     """
     if sum(given is not None for given in (prompt, tokens, messages)) != 1:
         raise BadField("give exactly one of prompt, tokens and messages", field="prompt")
-    try:
-        return wire.Generate(
-            prompt=prompt,
-            tokens=None if tokens is None else wire.pack_ids(tokens),
-            messages=None if messages is None else _messages(messages),
-            sampling=_sampling({name: value for name, value in sampling.items() if name not in OWN}),
-            stream=stream,
-            **_sampling({name: value for name, value in sampling.items() if name in OWN}),
-        )
-    except MiroError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise BadField(f"the request cannot be encoded: {error}") from None
+    return wire.Generate(
+        prompt=prompt,
+        tokens=None if tokens is None else wire.pack_ids(check_items("tokens", tokens, MAX_IDS, error=BadField)),
+        messages=None if messages is None else _messages(messages),
+        sampling=_sampling({name: value for name, value in sampling.items() if name not in OWN}),
+        stream=stream,
+        **_sampling({name: value for name, value in sampling.items() if name in OWN}),
+    )
 
 
-def _messages(messages: Sequence[Mapping[str, Any]]) -> list[wire.ChatMessage]:
-    if isinstance(messages, str | bytes | Mapping):
-        raise BadField(f"messages must be a list of maps, not {_shown(messages)}", field="messages")
+def _messages(messages: object) -> list[wire.ChatMessage]:
     made = []
-    for i, message in enumerate(messages):
+    for i, message in enumerate(check_items("messages", messages, wire.MAX_MESSAGES, what="maps", error=BadField)):
         if not isinstance(message, Mapping):
-            text = f"a message is a map with role and content, not {_shown(message)}"
+            text = f"a message is a map with role and content, not {shown(message)}"
             raise BadField(text, field=f"messages[{i}]")
         try:
             made.append(wire.ChatMessage(**message))
-        except TypeError as error:
-            raise BadField(f"messages[{i}] cannot be sent: {error}", field=f"messages[{i}]") from None
+        except Exception as error:  # a missing or unknown key, or whatever a map of somebody else's raises
+            raise BadField(f"messages[{i}] cannot be sent: {error!s:.200}", field=f"messages[{i}]") from error
     return made
 
 
 def drain_body(grace_ms: int | None) -> wire.Drain:
     """The body of a DRAIN. Raises BadField for a grace time that no worker takes."""
-    if grace_ms is not None and (
-        isinstance(grace_ms, bool) or not isinstance(grace_ms, int) or not 0 <= grace_ms < 2**31
-    ):
-        raise BadField(f"grace_ms must be an integer from 0 to {2**31 - 1}, not {_shown(grace_ms)}", field="grace_ms")
+    if grace_ms is not None:
+        check_int("grace_ms", grace_ms, 0, MAX_INT32, error=BadField)
     return wire.Drain(grace_ms=grace_ms)
 
 
@@ -155,15 +149,9 @@ def _sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
             plain[name] = _plain(value)
         except RecursionError:
             raise BadField(f"{name:.80} is nested too deeply to be sent", field=name[:80]) from None
+        except Exception as error:  # whatever an object of somebody else's raises
+            raise BadField(f"{name:.80} cannot be sent: it is {shown(value)}", field=name[:80]) from error
     return plain
-
-
-def _shown(value: object) -> str:
-    """The value as an error shows it. Not every value has a text: integers of thousands of digits have none."""
-    try:
-        return f"{value!r:.80}"
-    except (ValueError, RecursionError):
-        return type(value).__name__
 
 
 def _plain(value: Any) -> Any:

@@ -94,8 +94,8 @@ class Call:
 def _encode(request_id: bytes, body: wire.Request) -> list[bytes]:
     try:
         frames = wire.encode(request_id, body)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise _refusal(body, error) from None
+    except Exception as error:  # no type of msgpack's, or whatever an object of somebody else's raises
+        raise _refusal(body, error) from error
     limit, size = wire.MAX_MESSAGE_BYTES, len(frames[-1])
     if size > limit:
         # ZeroMQ would answer by closing the connection.
@@ -105,7 +105,7 @@ def _encode(request_id: bytes, body: wire.Request) -> list[bytes]:
 
 def _refusal(body: wire.Request, error: Exception) -> BadField:
     """What says that a body cannot be encoded, and which of its parts it is."""
-    text = f"the request cannot be encoded: {error}"
+    text = f"the request cannot be encoded: {error!s:.200}"
     if isinstance(error, UnicodeEncodeError):
         text = f"the text is not valid Unicode: {error.reason}"
     elif isinstance(error, RecursionError):
@@ -113,16 +113,20 @@ def _refusal(body: wire.Request, error: Exception) -> BadField:
     for name, part in _parts(body):
         try:
             msgspec.msgpack.encode(part)
-        except (TypeError, ValueError, OverflowError, RecursionError):
+        except Exception:
             return BadField(text, field=name[:80])
     return BadField(text)
 
 
 def _parts(body: wire.Request) -> Iterator[tuple[str, Any]]:
     """What callers fill in, named as a worker names it."""
-    if isinstance(body, wire.Generate):
-        yield "prompt", body.prompt
-        for i, message in enumerate(body.messages or ()):
-            for key in message.__struct_fields__:
-                yield f"messages[{i}].{key}", getattr(message, key)
-        yield from body.sampling.items()
+    for name in body.__struct_fields__:
+        value = getattr(body, name)
+        if name == "messages":
+            for i, message in enumerate(value or ()):
+                for key in message.__struct_fields__:
+                    yield f"messages[{i}].{key}", getattr(message, key)
+        elif name == "sampling":
+            yield from value.items()
+        else:
+            yield name, value

@@ -22,6 +22,7 @@ import zmq
 
 from miro_client import wire
 from miro_client.call import Call, ThreadInbox
+from miro_client.checks import shown
 from miro_client.errors import ConfigError, ConnectionLost, MiroError, SlowClient
 
 #: How long to try to reach a worker before requests fail.
@@ -52,7 +53,9 @@ class Connection:
             self._open_socket()
         except zmq.ZMQError as error:
             self._context.term()
-            raise ConfigError(f"bad endpoint {endpoint!r:.200}: {error.strerror}", field="endpoint") from None
+            # Not error.strerror, which repeats the endpoint.
+            reason = zmq.strerror(error.errno or 0)
+            raise ConfigError(f"bad endpoint {shown(endpoint, 200)}: {reason}", field="endpoint") from None
         self._calls: dict[bytes, Call] = {}
         self._unsent: dict[bytes, Call] = {}
         self._heard_at = time.monotonic()
@@ -102,7 +105,7 @@ class Connection:
         try:
             self._run()
         except Exception as unexpected:  # a bug here must not leave callers waiting
-            error = ConnectionLost(f"the client's thread failed: {unexpected!r}")
+            error = ConnectionLost(f"the client's thread failed: {shown(unexpected, 200)}")
         with self._gate:
             self._closed = True
         while self._commands:

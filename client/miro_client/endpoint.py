@@ -6,6 +6,7 @@ import os
 import stat
 from pathlib import Path
 
+from miro_client.checks import shown
 from miro_client.errors import ConfigError
 
 
@@ -33,13 +34,13 @@ def admin_endpoint(endpoint: str) -> str:
 def check_endpoint(endpoint: object, *, field: str = "endpoint") -> None:
     """Raise ConfigError unless `endpoint` is text that ZeroMQ can take: a str of valid UTF-8, without NUL."""
     if not isinstance(endpoint, str):
-        raise ConfigError(f"an endpoint is a string such as ipc:///tmp/miro.sock, not {endpoint!r:.80}", field=field)
+        raise ConfigError(f"an endpoint is a string such as ipc:///tmp/miro.sock, not {shown(endpoint)}", field=field)
     try:
         usable = b"\0" not in endpoint.encode()
     except UnicodeEncodeError:
         usable = False
     if not usable:
-        raise ConfigError(f"an endpoint is UTF-8 text without NUL, not {endpoint!r:.200}", field=field)
+        raise ConfigError(f"an endpoint is UTF-8 text without NUL, not {shown(endpoint, 200)}", field=field)
 
 
 def check_private(folder: Path) -> None:

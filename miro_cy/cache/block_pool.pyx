@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from miro_client.checks import check_int
 from miro_cy.errors import ConfigError, InternalError
 
 from miro_cy.cache.prefix cimport NO_PARENT
@@ -17,8 +18,7 @@ cdef class BlockPool:
 
     def __cinit__(self, n_blocks, block_size, PrefixIndex index=None):
         for name, value in (("n_blocks", n_blocks), ("block_size", block_size)):
-            if not 1 <= value < 2**31 - 1:
-                raise ConfigError(f"{name} must be between 1 and {2**31 - 2}, not {value}", field=name)
+            check_int(name, value, 1, 2**31 - 2)
         if index is not None and (index.n_blocks != n_blocks or index.block_size != block_size):
             raise ConfigError(
                 f"a prefix index of {index.n_blocks} blocks of {index.block_size} does not fit the pool", field="index")

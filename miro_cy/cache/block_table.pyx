@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from miro_client.checks import check_int, shown
 from miro_cy.errors import ConfigError, InternalError
 
 from miro_cy.native cimport BLOCK_TABLES, MIRO_INDEX, tally
@@ -16,11 +17,10 @@ cdef class BlockTables:
 
     def __cinit__(self, n_groups, n_slots, max_blocks, windows=()):
         for name, value in (("n_groups", n_groups), ("n_slots", n_slots), ("max_blocks", max_blocks)):
-            if not 1 <= value < 2**31:
-                raise ConfigError(f"{name} must be between 1 and {2**31 - 1}, not {value}", field=name)
+            check_int(name, value, 1, 2**31 - 1)
         windows = windows or [0] * n_groups
         if len(windows) != n_groups or not all(0 <= window < 2**30 for window in windows):
-            raise ConfigError(f"{n_groups} windows below {2**30} are needed, not {windows!r:.80}", field="windows")
+            raise ConfigError(f"{n_groups} windows below {2**30} are needed, not {shown(windows)}", field="windows")
         self.n_groups = n_groups
         self.n_slots = n_slots
         self.max_blocks = max_blocks

@@ -5,7 +5,8 @@ import os
 
 import numpy as np
 
-from miro_cy.errors import ConfigError, InternalError
+from miro_client.checks import check_int
+from miro_cy.errors import InternalError
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.string cimport memcmp, memcpy
@@ -25,8 +26,7 @@ cdef class PrefixIndex:
         for name, value, low, high in (
             ("n_blocks", n_blocks, 1, 2**31 - 2), ("block_size", block_size, 1, 2**16), ("hash_bits", hash_bits, 0, 64)
         ):
-            if not low <= value <= high:
-                raise ConfigError(f"{name} must be between {low} and {high}, not {value}", field=name)
+            check_int(name, value, low, high)
         self.n_blocks = n_blocks
         self.block_size = block_size
         self._keyed = hashlib.blake2b(key=os.urandom(32), digest_size=16)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from miro_client.checks import shown
 from miro_cy.errors import ModelFormatError
 
 #: generation_config.json's names of sampling settings, which are also SamplingParams'; (least, largest) of each.
@@ -50,7 +51,7 @@ def token_ids(values: Mapping[str, Any], key: str, label: str, vocab_size: int) 
     ids = [] if value is None else value if isinstance(value, list) else [value]
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-            raise ModelFormatError(f"{label}: {key} must be token ids below {vocab_size}, not {token!r:.80}")
+            raise ModelFormatError(f"{label}: {key} must be token ids below {vocab_size}, not {shown(token)}")
     return frozenset(ids)
 
 
@@ -62,15 +63,15 @@ def _sampling(stated: Mapping[str, Any], label: str) -> dict[str, float]:
             continue
         kinds = int if key == "top_k" else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds):
-            raise ModelFormatError(f"{label}: {key} must be a number, not {value!r:.80}")
+            raise ModelFormatError(f"{label}: {key} must be a number, not {shown(value)}")
         if not least <= value <= largest:
-            raise ModelFormatError(f"{label}: {key} must be between {least} and {largest}, not {value!r:.80}")
+            raise ModelFormatError(f"{label}: {key} must be between {least} and {largest}, not {shown(value)}")
         found[key] = value
     if found.get("top_p") == 0:  # the likeliest token always stays: this is how these files spell greedy
         del found["top_p"]
         found["top_k"] = 1
     draws = stated.get("do_sample")
     if draws is not None and not isinstance(draws, bool):
-        raise ModelFormatError(f"{label}: do_sample must be true or false, not {draws!r:.80}")
+        raise ModelFormatError(f"{label}: do_sample must be true or false, not {shown(draws)}")
     # The library that writes these files samples only when told to, whatever else is stated.
     return found if draws else {"temperature": 0.0} if draws is False else {}

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from miro_client.checks import shown
 from miro_cy.errors import ModelFormatError, UnsupportedModel
 from miro_cy.formats.mapped import read_json
 from miro_cy.formats.safetensors import SafetensorsFolder
@@ -54,7 +55,7 @@ class Config:
     def size(self, key: str, limit: str, default: int | None = None) -> int:
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= SIZE_LIMITS[limit]:
-            self.fail(f"{key} must be an integer between 1 and {SIZE_LIMITS[limit]}, not {value!r:.80}")
+            self.fail(f"{key} must be an integer between 1 and {SIZE_LIMITS[limit]}, not {shown(value)}")
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:
@@ -63,13 +64,13 @@ class Config:
         if not isinstance(value, bool) and isinstance(value, (int, float)) and abs(value) < 1e30:
             number = float(value)
         if not number > 0:
-            self.fail(f"{key} must be a positive number, not {value!r:.80}")
+            self.fail(f"{key} must be a positive number, not {shown(value)}")
         return number
 
     def flag(self, key: str) -> bool:
         value = self._value(key, False)
         if not isinstance(value, bool):
-            self.fail(f"{key} must be true or false, not {value!r:.80}")
+            self.fail(f"{key} must be true or false, not {shown(value)}")
         return value
 
     def fail(self, message: str) -> NoReturn:
@@ -111,10 +112,10 @@ def read_spec(config: Config) -> ModelSpec:
     """The ModelSpec of a llama's or mistral's config.json, with the defaults of transformers' configurations."""
     architecture = config.values.get("model_type")
     if architecture not in ("llama", "mistral"):
-        config.refuse(f"model_type {architecture!r:.80}")
+        config.refuse(f"model_type {shown(architecture)}")
     activation = config.values.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        config.refuse(f"hidden_act {activation!r:.80}")
+        config.refuse(f"hidden_act {shown(activation)}")
     if config.values.get("quantization_config"):
         config.refuse("a quantised folder (quantization_config)")
     hidden = config.size("hidden_size", "hidden")
@@ -145,7 +146,7 @@ def read_rope(config: Config, head_dim: int) -> RopeSpec:
     """The rotary embedding, from rope_scaling and rope_theta or from rope_parameters."""
     stated = config.values.get("rope_scaling") or config.values.get("rope_parameters") or {}
     if not isinstance(stated, dict):
-        config.fail(f"the RoPE settings must be an object, not {stated!r:.80}")
+        config.fail(f"the RoPE settings must be an object, not {shown(stated)}")
     # What both spellings may say at the top level is said there for all of them.
     shared = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     above = {key: config.values[key] for key in shared if config.values.get(key) is not None}
@@ -165,7 +166,7 @@ def read_rope(config: Config, head_dim: int) -> RopeSpec:
     if kind == "linear":
         return RopeSpec(theta, head_dim, factor=rope.positive("factor"))
     if kind != "llama3":
-        rope.refuse(f"scaling {kind!r:.80}")
+        rope.refuse(f"scaling {shown(kind)}")
     low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
     if low >= high:
         rope.fail(f"low_freq_factor {low} must be below high_freq_factor {high}")

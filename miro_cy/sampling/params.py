@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from itertools import islice
 from typing import Any, Literal
 
+from miro_client.checks import MAX_INT32, check_bool, check_choice, check_items, shown
 from miro_cy.errors import BadField
 
 #: Below this a temperature means greedy; from here up to MIN_TEMPERATURE it is raised to MIN_TEMPERATURE.
@@ -26,7 +26,6 @@ MAX_STOP_BYTES = 1024
 MAX_SALT_BYTES = 256
 MAX_BEAM_WIDTH = 16
 MAX_LENGTH_PENALTY = 10.0
-MAX_INT32 = 2**31 - 1
 MAX_UINT64 = 2**64 - 1
 
 
@@ -89,8 +88,7 @@ class SamplingParams:
             put(self, "seed", None if seed == -1 else seed)
         put(self, "stop", _stops(self.stop))
         put(self, "stop_token_ids", _token_ids(self.stop_token_ids))
-        if not isinstance(self.ignore_eos, bool):
-            raise BadField(f"ignore_eos must be true or false, not {_shown(self.ignore_eos)}", field="ignore_eos")
+        check_bool("ignore_eos", self.ignore_eos, error=BadField)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 put(self, name, _integer(name, getattr(self, name), 0, MAX_LOGPROBS))
@@ -99,11 +97,7 @@ class SamplingParams:
         put(self, "beam_width", _integer("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH))
         penalty = _number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
         put(self, "length_penalty", penalty)
-        early = self.early_stopping
-        if not isinstance(early, bool) and not (isinstance(early, str) and early == "never"):
-            raise BadField(
-                f'early_stopping must be true, false or "never", not {_shown(early)}', field="early_stopping"
-            )
+        check_choice("early_stopping", self.early_stopping, (True, False, "never"), error=BadField)
         if self.beam_width > 1:
             self._check_beams()
 
@@ -127,7 +121,8 @@ class SamplingParams:
         known = {f.name for f in fields(cls)}
         for key in mapping:
             if key not in known:
-                raise BadField(f"unknown sampling parameter {key!r:.80}", field=f"{key!s:.80}")
+                name = key[:80] if isinstance(key, str) else shown(key)
+                raise BadField(f"unknown sampling parameter {shown(key)}", field=name)
         return cls(**mapping)
 
     @property
@@ -146,33 +141,26 @@ class SamplingParams:
         return self.temperature == 0.0 or self.top_k == 1
 
 
-def _shown(value: object) -> str:
-    """A value as an error message shows it. Python writes no integer of more than 4,300 digits."""
-    try:
-        return f"{value!r:.80}"
-    except ValueError:
-        return f"a very long {type(value).__name__}"
-
-
 def _integer(name: str, value: object, low: int, high: int) -> int:
     try:
         number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
+    except Exception:  # TypeError, or whatever an __index__ of somebody else's raises
         number = None
     if number is None or isinstance(value, bool):
-        raise BadField(f"{name} must be an integer, not {_shown(value)}", field=name)
+        raise BadField(f"{name} must be an integer, not {shown(value)}", field=name)
     if not low <= number <= high:
-        raise BadField(f"{name} must be between {low} and {high}, not {_shown(number)}", field=name)
+        raise BadField(f"{name} must be between {low} and {high}, not {shown(number)}", field=name)
     return int(number)
 
 
 def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> float:
-    if isinstance(value, (bool, str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
-        raise BadField(f"{name} must be a number, not {_shown(value)}", field=name)
+    kind = type(value)
+    if isinstance(value, (bool, str, bytes)) or not (hasattr(kind, "__float__") or hasattr(kind, "__index__")):
+        raise BadField(f"{name} must be a number, not {shown(value)}", field=name)
     try:
         number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise BadField(f"{name} must be a finite number, not {_shown(value)}", field=name) from None
+    except Exception:  # too large, more than one, or whatever a __float__ of somebody else's raises
+        raise BadField(f"{name} must be a finite number, not {shown(value)}", field=name) from None
     if not math.isfinite(number) or not low <= number <= high or (open_low and number == low):
         bracket = "(" if open_low else "["
         raise BadField(f"{name} must be in {bracket}{low:g}, {high:g}], not {number!r}", field=name)
@@ -184,11 +172,7 @@ def _stops(value: object) -> tuple[str, ...]:
         value = (value,)
     if value is None:
         return ()
-    if not isinstance(value, Iterable) or isinstance(value, (bytes, Mapping)):
-        raise BadField(f"stop must be a string or a list of strings, not {_shown(value)}", field="stop")
-    stops = tuple(islice(value, MAX_STOPS + 1))
-    if len(stops) > MAX_STOPS:
-        raise BadField(f"stop takes at most {MAX_STOPS} strings, got more", field="stop")
+    stops = tuple(check_items("stop", value, MAX_STOPS, what="strings", error=BadField))
     for stop in stops:
         _check_text("stop", stop, MAX_STOP_BYTES)
     return stops
@@ -197,7 +181,7 @@ def _stops(value: object) -> tuple[str, ...]:
 def _check_text(name: str, value: object, most: int) -> None:
     """Refuse what is no text of 1 to `most` bytes of UTF-8."""
     if not isinstance(value, str):
-        raise BadField(f"{name} must be text, not {_shown(value)}", field=name)
+        raise BadField(f"{name} must be text, not {shown(value)}", field=name)
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
@@ -207,12 +191,7 @@ def _check_text(name: str, value: object, most: int) -> None:
 
 
 def _token_ids(value: object) -> tuple[int, ...]:
-    name = "stop_token_ids"
     if value is None:
         return ()
-    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
-        raise BadField(f"{name} must be a list of integers, not {_shown(value)}", field=name)
-    ids = tuple(_integer(name, item, 0, MAX_INT32) for item in islice(value, MAX_STOPS + 1))
-    if len(ids) > MAX_STOPS:
-        raise BadField(f"{name} takes at most {MAX_STOPS} ids, got more", field=name)
-    return ids
+    name = "stop_token_ids"
+    return tuple(_integer(name, item, 0, MAX_INT32) for item in check_items(name, value, MAX_STOPS, error=BadField))

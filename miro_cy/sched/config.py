@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import get_args
 
-from miro_cy.config import Admission, PolicyName
-from miro_cy.errors import ConfigError
-
-MAX_SEQS = 65_536
-MAX_STEP_TOKENS = 1 << 20
-MAX_WAITING = 1 << 20
-MAX_AGEING_MS = 3_600_000
+from miro_client.checks import check_int
+from miro_cy.config import MAX_NUM_SEQS, MAX_STEP_TOKENS, Admission, PolicyName, check_scheduling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,32 +41,6 @@ class SchedulerConfig:
     watermark: float = 0.01
 
     def __post_init__(self) -> None:
-        for name, high in (
-            ("max_num_seqs", MAX_SEQS),
-            ("max_step_tokens", MAX_STEP_TOKENS),
-            ("max_waiting", MAX_WAITING),
-            ("max_choices", MAX_SEQS),
-            ("max_score_tokens", MAX_STEP_TOKENS),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
-                raise ConfigError(f"{name} must be an integer between 1 and {high}, not {value!r:.80}", field=name)
-        self._check_choice("policy", get_args(PolicyName))
-        self._check_choice("admission", get_args(Admission))
-        self._check_number("step_ms", math.inf)
-        self._check_number("ageing_ms", MAX_AGEING_MS)
-        self._check_number("watermark", 0.5, zero=True)
-
-    def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, str) or value not in choices:
-            raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r:.80}", field=name)
-
-    def _check_number(self, name: str, high: float, *, zero: bool = False) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ConfigError(f"{name} must be a number, not {value!r:.80}", field=name)
-        if not (math.isfinite(value) and (value > 0 or (zero and value == 0)) and value <= high):
-            least = "at least" if zero else "above"
-            most = f" and at most {high:g}" if math.isfinite(high) else ""
-            raise ConfigError(f"{name} must be finite, {least} 0{most}, not {value!r:.80}", field=name)
+        check_scheduling(self)
+        check_int("max_choices", self.max_choices, 1, MAX_NUM_SEQS)
+        check_int("max_score_tokens", self.max_score_tokens, 1, MAX_STEP_TOKENS)

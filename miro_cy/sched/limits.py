@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from miro_client.checks import shown
 from miro_cy.errors import BadField, ContextOverflow, Unschedulable
 
 
@@ -23,16 +24,14 @@ class Limits:
         if n_prompt < 1:
             raise BadField("the prompt has no tokens", field="prompt")
         if max_new < 0:
-            raise BadField(f"max_tokens must be at least 0, not {max_new}", field="max_tokens")
+            raise BadField(f"max_tokens must be at least 0, not {shown(max_new)}", field="max_tokens")
         if n_prompt > self.max_context:
             raise ContextOverflow(
                 f"the prompt has {n_prompt} tokens, the context holds {self.max_context}", field="prompt"
             )
         if n_prompt + max_new > self.max_context:
-            raise ContextOverflow(
-                f"prompt ({n_prompt}) and max_tokens ({max_new}) exceed the context of {self.max_context} tokens",
-                field="max_tokens",
-            )
+            stated = f"prompt ({n_prompt}) and max_tokens ({shown(max_new)})"
+            raise ContextOverflow(f"{stated} exceed the context of {self.max_context} tokens", field="max_tokens")
         # The last generated token is never fed back, so its keys and values are never stored.
         stored = n_prompt + max(max_new - 1, 0)
         if stored > self.capacity:

@@ -27,6 +27,7 @@ from libc.stdlib cimport free, malloc
 
 import numpy as np
 
+from miro_client.checks import check_int, shown
 from miro_cy.errors import BadField, ConfigError, InternalError, QueueFull
 from miro_cy.sched.budget import StepBudget
 from miro_cy.sched.config import SchedulerConfig
@@ -82,7 +83,8 @@ cdef class Scheduler(RelatedSequences):
                 f"max_num_seqs is {n_rows}, the block tables have {tables.n_slots} slots", field="max_num_seqs")
         if not 1 <= max_context <= table_tokens:
             raise ConfigError(
-                f"max_context must be between 1 and the {table_tokens} tokens of a block table, not {max_context}",
+                f"max_context must be between 1 and the {table_tokens} tokens of a block table, "
+                f"not {shown(max_context)}",
                 field="max_context")
         self.config = config
         self._clock = clock
@@ -135,10 +137,9 @@ cdef class Scheduler(RelatedSequences):
         """
         cdef Py_ssize_t n = tokens.shape[0], i
         self.limits.check(n, max_new)
-        if not 1 <= choices <= self.config.max_choices:
-            raise BadField(f"choices must be between 1 and {self.config.max_choices}, not {choices}", field="choices")
+        check_int("choices", choices, 1, self.config.max_choices, error=BadField)
         if not -1 <= logits_from < n:
-            raise BadField(f"logits_from must be between -1 and {n - 1}, not {logits_from}", field="logits_from")
+            raise BadField(f"logits_from must be between -1 and {n - 1}, not {shown(logits_from)}", field="logits_from")
         for i in range(n):
             if tokens[i] < 0:
                 raise BadField(f"token {i} of the prompt is {tokens[i]}, ids start at 0", field="prompt")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from miro_client.checks import shown
 from miro_cy.errors import ModelFormatError, ModelNotFound
 
 MAX_JSON_BYTES = 16 * 2**20
@@ -56,5 +57,5 @@ def typed(source: Mapping[str, Any], key: str, kind: type[Any], label: str, defa
     if value is None:
         return default
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ModelFormatError(f"{label}: {key!r} must be {kind.__name__}, not {value!r:.80}")
+        raise ModelFormatError(f"{label}: {key!r} must be {kind.__name__}, not {shown(value)}")
     return value

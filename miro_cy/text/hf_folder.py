@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from miro_client.checks import shown
 from miro_cy.errors import ModelFormatError
 from miro_cy.text.codec import Codec
 from miro_cy.text.files import MAX_JSON_BYTES, MAX_TOKENS, read_object, read_text, typed
@@ -141,7 +142,7 @@ def _content(value: Any, name: str, label: str) -> str | None:
     if isinstance(value, Mapping):
         value = value.get("content")
     if value is not None and not isinstance(value, str):
-        raise ModelFormatError(f"{label}: {name!r} must be a string, not {value!r:.80}")
+        raise ModelFormatError(f"{label}: {name!r} must be a string, not {shown(value)}")
     return _unicode(value, name, label) if value is not None else None
 
 
@@ -167,7 +168,7 @@ def _added(path: Path, config: Mapping[str, Any], label: str, named: Mapping[str
     found = []
     for key, entry in entries.items():
         if not isinstance(entry, dict) or not key.isdecimal() or len(key) > 10:
-            raise ModelFormatError(f"{label}: added token {key!r:.80} must be a number with an object")
+            raise ModelFormatError(f"{label}: added token {shown(key)} must be a number with an object")
         text = _unicode(typed(entry, "content", str, label, ""), "content", label)
         flags = {name: typed(entry, name, bool, label, False) for name in ("special", "lstrip", "rstrip")}
         found.append(
@@ -184,7 +185,7 @@ def _added(path: Path, config: Mapping[str, Any], label: str, named: Mapping[str
 
 def _id(value: Any, name: str, label: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MAX_TOKENS:
-        raise ModelFormatError(f"{label}: {name}: a token id must be an integer below {MAX_TOKENS}, not {value!r:.80}")
+        raise ModelFormatError(f"{label}: {name}: a token id must be an integer below {MAX_TOKENS}, not {shown(value)}")
     return value
 
 
@@ -205,7 +206,7 @@ def _template(folder: Folder, path: Path, config: Mapping[str, Any], label: str)
         named = {}
         for item in value:
             if not isinstance(item, dict):
-                raise ModelFormatError(f"{label}: 'chat_template' must list objects, not {item!r:.80}")
+                raise ModelFormatError(f"{label}: 'chat_template' must list objects, not {shown(item)}")
             named[typed(item, "name", str, label, "")] = typed(item, "template", str, label, "")
         value = named
     if isinstance(value, dict):

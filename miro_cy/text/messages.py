@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from miro_client.checks import shown
 from miro_cy.errors import BadField
 
 MAX_MESSAGES = 10_000
@@ -26,7 +27,7 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
     thinking): texts, and tool_calls: a list of JSON objects. What is None counts as absent, as in transformers.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
-        _refuse("messages", f"must be a list, not {messages!r:.80}")
+        _refuse("messages", f"must be a list, not {shown(messages)}")
     if not 1 <= len(messages) <= MAX_MESSAGES:
         _refuse("messages", f"must hold 1 to {MAX_MESSAGES} messages, not {len(messages)}")
     checker = _Checker()
@@ -39,12 +40,12 @@ def _refuse(place: str, problem: str) -> NoReturn:
 
 def _check_message(checker: _Checker, where: str, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        _refuse(where, f"must be a map, not {message!r:.80}")
+        _refuse(where, f"must be a map, not {shown(message)}")
     given = {key: value for key, value in message.items() if value is not None}
     for key in given:
         if key not in _KEYS:
-            name = f"{key!s:.80}"
-            raise BadField(f"{where} cannot hold {key!r:.80}", field=f"{where}.{name}")
+            name = key[:80] if isinstance(key, str) else shown(key)
+            raise BadField(f"{where} cannot hold {shown(key)}", field=f"{where}.{name}")
     for key in ("role",) if "tool_calls" in given else ("role", "content"):
         if key not in given:
             keys = ", ".join(sorted(map(repr, given)))
@@ -56,7 +57,7 @@ def _check_message(checker: _Checker, where: str, message: object) -> dict[str, 
         if key == "tool_calls" or (key == "content" and not isinstance(value, str)):
             checked[key] = _check_list(checker, place, value)
         elif not isinstance(value, str):
-            _refuse(place, f"must be a string, not {value!r:.80}")
+            _refuse(place, f"must be a string, not {shown(value)}")
         else:
             checked[key] = checker.text(place, value)
     if not 1 <= len(checked["role"]) <= MAX_ROLE_CHARS:
@@ -69,12 +70,12 @@ def _check_message(checker: _Checker, where: str, message: object) -> dict[str, 
 def _check_list(checker: _Checker, where: str, value: object) -> list[Any]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(item, Mapping) for item in value):
         kind = "a string or a list of maps" if where.endswith("content") else "a list of maps"
-        _refuse(where, f"must be {kind}, not {value!r:.80}")
+        _refuse(where, f"must be {kind}, not {shown(value)}")
     items = [checker.plain(f"{where}[{i}]", item, 0) for i, item in enumerate(value)]
     if where.endswith("content"):
         for i, item in enumerate(items):
             if set(item) != {"type", "text"} or item["type"] != "text" or not isinstance(item["text"], str):
-                _refuse(f"{where}[{i}]", f'must be {{"type": "text", "text": ...}}, not {item!r:.80}')
+                _refuse(f"{where}[{i}]", f'must be {{"type": "text", "text": ...}}, not {shown(item)}')
     return items
 
 
@@ -107,4 +108,4 @@ class _Checker:
             return {self.text(where, key): self.plain(where, item, depth + 1) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return [self.plain(where, item, depth + 1) for item in value]
-        _refuse(where, f"must be plain JSON, not {value!r:.80}")
+        _refuse(where, f"must be plain JSON, not {shown(value)}")

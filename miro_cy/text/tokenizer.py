@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from miro_client.checks import shown
 from miro_cy.errors import BadField, Unsupported
 from miro_cy.formats.gguf import GGUFFile
 from miro_cy.text.bytelevel import PRE_TOKENIZERS, ByteLevelBPE
@@ -153,7 +154,7 @@ class Tokenizer:
         """
         codec = self._require()
         if not isinstance(text, str):
-            raise BadField(f"a text must be a string, not {text!r:.80}", field="prompt")
+            raise BadField(f"a text must be a string, not {shown(text)}", field="prompt")
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -183,10 +184,10 @@ class Tokenizer:
         codec = self._require()
         try:
             index = operator.index(token_id)
-        except TypeError:
-            raise BadField(f"a token id must be an integer, not {token_id!r:.80}", field="tokens") from None
+        except Exception:  # TypeError, or whatever an __index__ of somebody else's raises
+            raise BadField(f"a token id must be an integer, not {shown(token_id)}", field="tokens") from None
         if not 0 <= index < self.vocab_size:
-            raise BadField(f"token id {index} is outside the vocabulary of {self.vocab_size}", field="tokens")
+            raise BadField(f"token id {shown(index)} is outside the vocabulary of {self.vocab_size}", field="tokens")
         if skip_special and index in codec.skipped:
             return b""
         piece = self._pieces[index]

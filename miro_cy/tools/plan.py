@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
+from miro_client.checks import check_bool, check_choice, check_int, check_items, shown
 from miro_cy.config import EngineConfig
 from miro_cy.errors import ConfigError
 from miro_cy.tools.report import Kind
@@ -36,17 +38,26 @@ class BenchPlan:
     load: bool = False
 
     def __post_init__(self) -> None:
-        for name, values, high in (
-            ("prompt", self.prompts, MAX_LENGTH),
-            ("rows", self.rows, MAX_ROWS),
-            ("depth", self.depths, MAX_LENGTH),
-            ("tokens", (self.tokens,), MAX_TOKENS),
-            ("repeat", (self.repeat,), MAX_REPEAT),
+        for attribute, name, high in (
+            ("prompts", "prompt", MAX_LENGTH),
+            ("rows", "rows", MAX_ROWS),
+            ("depths", "depth", MAX_LENGTH),
         ):
+            values = tuple(check_items(name, getattr(self, attribute), MAX_WORKS))
             for value in values:
-                _check(name, value, high)
-        if not self.rows or not self.depths:
-            raise ConfigError("rows and depths need at least one number each", field="rows")
+                check_int(name, value, 1, high)
+            object.__setattr__(self, attribute, values)
+        check_int("tokens", self.tokens, 1, MAX_TOKENS)
+        check_int("repeat", self.repeat, 1, MAX_REPEAT)
+        check_bool("profile", self.profile)
+        check_bool("load", self.load)
+        exactly = tuple(check_items("exactly", self.exactly, MAX_WORKS, what="works"))
+        if not all(isinstance(work, Work) for work in exactly):
+            raise ConfigError(f"exactly must be a list of works, not {shown(exactly)}", field="exactly")
+        object.__setattr__(self, "exactly", exactly)
+        for name, values in (("rows", self.rows), ("depth", self.depths)):
+            if not values:
+                raise ConfigError("rows and depths need at least one number each", field=name)
         if (n := len(self.exactly) or len(self.prompts) + len(self.rows) * len(self.depths)) > MAX_WORKS:
             raise ConfigError(f"at most {MAX_WORKS} pieces of work are measured, not {n}", field="rows")
 
@@ -79,14 +90,15 @@ class Work:
     tokens: int
 
     def __post_init__(self) -> None:
+        check_choice("kind", self.kind, get_args(Kind))
         if self.kind == "prompt":
-            _check("prompt", self.tokens, MAX_LENGTH)
-            if (self.rows, self.depth) != (1, 0):
-                raise ConfigError("a prompt is one row at depth 0", field="rows")
+            check_int("prompt", self.tokens, 1, MAX_LENGTH)
+            check_int("rows", self.rows, 1, 1)
+            check_int("depth", self.depth, 0, 0)
             return
-        _check("rows", self.rows, MAX_ROWS)
-        _check("depth", self.depth, MAX_LENGTH)
-        _check("tokens", self.tokens, MAX_TOKENS)
+        check_int("rows", self.rows, 1, MAX_ROWS)
+        check_int("depth", self.depth, 1, MAX_LENGTH)
+        check_int("tokens", self.tokens, 1, MAX_TOKENS)
 
     def __str__(self) -> str:
         if self.kind == "prompt":
@@ -104,8 +116,3 @@ class Work:
     def room(self) -> int:
         """Tokens of a sequence."""
         return self.max_new + (self.tokens if self.kind == "prompt" else self.depth)
-
-
-def _check(name: str, value: object, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
-        raise ConfigError(f"{name} must be an integer between 1 and {high}, not {value!r:.80}", field=name)

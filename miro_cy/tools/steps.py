@@ -20,7 +20,10 @@ from miro_cy.engine import Engine
 from miro_cy.errors import InternalError, Unavailable
 from miro_cy.inspect import ModelReport
 from miro_cy.loading import Parts, Progress, kv_dtype_of, load_parts
-from miro_cy.machine import available_memory
+from miro_cy.machine import available_memory, default_threads
+from miro_cy.memory import room_for
+from miro_cy.model.opening import open_checkpoint
+from miro_cy.model.weights import packable_parts
 from miro_cy.requests import Event, Request
 from miro_cy.sampling.params import SamplingParams
 from miro_cy.tools.cost import StepRow
@@ -36,16 +39,25 @@ FIRST_PROMPT = 64
 
 
 def with_room(config: EngineConfig, about: ModelReport, works: Sequence[Work]) -> EngineConfig:
-    """The settings with a KV pool that holds every work. Raises ConfigError when the machine does not."""
-    if about.problem is None:  # else loading refuses it, with the right kind of error
-        dtype = kv_dtype_of(config, config.compute or about.compute)
-        # One block more a sequence: admission keeps one for each that grows.
-        blocks = max(work.rows * (2 + work.room // config.block_size) for work in works)
-        needed = blocks * config.block_size * about.kv_bytes_per_token[dtype]
-        if needed > (free := available_memory()):
-            raise Unavailable(f"these rows need a KV cache of {needed} bytes, only {free} are free", field="rows")
-        config = EngineConfig.build(config, {"kv_memory": needed})
-    return EngineConfig.build(config, {"max_num_seqs": max(work.rows for work in works), "step_ms": STEP_MS})
+    """The settings with a KV pool that holds every work. Raises ConfigError when the machine does not, beside the
+    weights and a step's buffers.
+    """
+    config = EngineConfig.build(config, {"max_num_seqs": max(work.rows for work in works), "step_ms": STEP_MS})
+    if about.problem is not None:  # loading refuses it, with the right kind of error
+        return config
+    dtype = kv_dtype_of(config, config.compute or about.compute)
+    # One block more a sequence: admission keeps one for each that grows.
+    blocks = max(work.rows * (2 + work.room // config.block_size) for work in works)
+    with open_checkpoint(Path(about.path)) as checkpoint:
+        room = room_for(
+            checkpoint.spec, packable_parts(checkpoint), config, dtype,
+            threads=config.threads or default_threads(), context=config.max_context or about.max_context,
+            total=available_memory(),
+        )  # fmt: skip
+    needed = blocks * room.block
+    if needed > room.left:
+        raise Unavailable(f"these rows need a KV cache of {needed:,} bytes, but {room}", field="rows")
+    return EngineConfig.build(config, {"kv_memory": needed})
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from served import report
 from served.llama import llama_server, messages, version_of
 from served.prompts import Prompts, common
 from served.systems import Answer, ask
+from served.worker import tail, worker
 from served.works import INTRUDER_NEW, RUNNING, Intruding, Intrusion, Load, Sharing, intrude, share
 
 MODEL = Path(__file__).parents[1] / "data" / "golden" / "gguf" / "Q4_1.gguf"
@@ -275,9 +276,29 @@ def test_a_server_over_http(program: Path, tmp_path: Path) -> None:
         llama_server(tmp_path / "missing", MODEL, slots=1, context=64, threads=1),
     ):
         pass
-    program.write_text("#!/bin/sh\nexit 1\n")
-    with pytest.raises(PeerError, match="did not start"), llama_server(program, MODEL, slots=1, context=64, threads=1):
+    program.write_text("#!/bin/sh\necho no room >&2\nexit 1\n")
+    with (
+        pytest.raises(PeerError, match="llama-server did not start: no room"),
+        llama_server(program, MODEL, slots=1, context=64, threads=1),
+    ):
         pass
+
+
+def test_a_worker_that_does_not_start_says_why(tmp_path: Path) -> None:
+    with (
+        pytest.raises(SystemExit, match=r"did not start: .*no model file '.*/nothing\.gguf'"),
+        worker(str(tmp_path / "nothing.gguf"), context=64),
+    ):
+        pass
+    with (
+        pytest.raises(SystemExit, match="max_context must be an integer between 1 and"),
+        worker(str(MODEL), context=2**30),
+    ):
+        pass
+    (tmp_path / "log").write_bytes(b"a\n" * 10 + b"\xff" * 2000)
+    assert tail(tmp_path / "log") == "\ufffd" * 1000
+    (tmp_path / "log").write_bytes(b"\n")
+    assert tail(tmp_path / "log") == "it said nothing"
 
 
 def run(*arguments: str) -> Result:

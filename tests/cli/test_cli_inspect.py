@@ -21,16 +21,29 @@ GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 FOLDER, FILE = str(GOLDEN / "hf" / "llama"), str(GOLDEN / "gguf" / "Q4_1.gguf")
 
 
+@pytest.fixture(autouse=True)
+def _free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which always as much memory is free."""
+    monkeypatch.setattr("miro_cy.inspect.available_memory", lambda: 10**9)
+
+
 def test_table(runner: CliRunner) -> None:
     result = runner.invoke(main, ["inspect", FILE, "--context", "256"])
     assert (result.exit_code, result.stderr) == (0, "")
-    lines = {line[:18].strip(): line[18:] for line in result.stdout.splitlines()}
+    memory, capacity = result.stdout.split("capacity")
+    lines = {line[:18].strip(): line[18:] for line in memory.splitlines()}
     assert lines["format"] == "GGUF 3, architecture llama"
     assert lines["heads"] == "4 of 64 dimensions, 2 for keys and values"
     assert "Q4_1" in lines
     assert lines["KV cache"] == "1,024 bytes a token in fp16, 2,048 in fp32, 544 in int8"
     assert lines["memory"] == "at 256 tokens:"
     assert lines["fp16 (default)"].endswith("+ KV cache 262.1 kB")
+    assert [line.strip() for line in capacity.splitlines()] == [
+        "with the default share of the 1.0 GB that are free here:",
+        "fp16 (default)  2,048 tokens for a worker, 512 in a program",
+        "fp32            2,048 tokens for a worker, 512 in a program",
+        "int8            2,048 tokens for a worker, 512 in a program",
+    ]
 
 
 def test_what_fits(runner: CliRunner) -> None:
@@ -59,7 +72,7 @@ def test_json(runner: CliRunner) -> None:
 def test_failures(runner: CliRunner, tmp_path: Path) -> None:
     result = runner.invoke(main, ["inspect", FOLDER, "--context", "513"])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "context must be between 1 and the model's 512, not 513\n" in result.stderr
+    assert "context must be an integer between 1 and 512, not 513\n" in result.stderr
     assert runner.invoke(main, ["inspect", str(tmp_path)]).exit_code == 1
     assert runner.invoke(main, ["inspect", FOLDER, "--context", "0"]).exit_code == 2
     assert runner.invoke(main, ["inspect"]).exit_code == 2

@@ -157,6 +157,8 @@ class Attack:
             if self.ends[request_id]:
                 self.problems.append(f"{type(reply).__name__} of {request_id!r} after its end")
             return
+        if isinstance(reply, wire.End) and reply.more:
+            return
         self.terminals += 1
         self.ends[request_id] += 1
         code = reply.code if isinstance(reply, wire.Error | wire.End) else None

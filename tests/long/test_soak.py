@@ -58,12 +58,15 @@ def make_ask(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
     sampling["temperature"] = draw.choice([0.0, 0.0, 0.7, 1.2])
     sampling |= draw.choice([{}, {"top_p": 0.9}, {"top_k": 40}, {"ignore_eos": True}, {"stop": ["the", "\n\n"]}])
     sampling |= draw.choice([{}, {"logprobs": 2}])
+    sampling |= draw.choice([{}, {}, {"n": 3}, {"prompt_logprobs": 1}])
     return draw.choice(prompts), sampling
 
 
 def whole(answer: Any) -> tuple[Any, ...]:
-    logprobs = [(item.logprob, item.top) for item in answer.logprobs or ()]
-    return answer.text, list(answer.tokens), logprobs, answer.finish_reason, answer.stop
+    return tuple(
+        (one.text, list(one.tokens), one.logprobs, one.finish_reason, one.stop, one.prompt_logprobs)
+        for one in answer.choices
+    )
 
 
 class Soak:
@@ -112,11 +115,12 @@ class Soak:
             return
         patience = draw.randrange(20) if draw.random() < 0.25 else None
         stream = client.generate(**prompt, **sampling)
-        tokens: list[int] = []
+        tokens: list[list[int]] = [[] for _ in want]
         for number, chunk in enumerate(stream):
-            tokens += chunk.tokens
-            if tokens != want[1][: len(tokens)]:
-                self.problems.append(f"ask {index}: {tokens} are not how {want[1]} begins")
+            tokens[chunk.choice] += chunk.tokens
+            begun, whole_of_it = tokens[chunk.choice], want[chunk.choice][1]
+            if begun != whole_of_it[: len(begun)]:
+                self.problems.append(f"ask {index}: {begun} are not how {whole_of_it} begins")
             if number == patience:
                 stream.close()
                 self.counts["cancelled"] += 1

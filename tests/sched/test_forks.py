@@ -92,7 +92,7 @@ def test_no_more_forks_than_were_announced(make_world: Make) -> None:
     with pytest.raises(InternalError, match="all its 3 sequences"):
         world.scheduler.fork(seq, 5)
     for choices in (0, 65):
-        with pytest.raises(BadField, match="choices must be between 1 and 64"):
+        with pytest.raises(BadField, match="choices must be an integer between 1 and 64"):
             world.add(3, 3, choices=choices)
 
 

@@ -13,8 +13,13 @@ import pytest
 
 from miro_cy import Engine
 from miro_cy._kernels.select import active_isa
+from miro_cy.config import EngineConfig
 from miro_cy.errors import ConfigError, InternalError, ModelNotFound
+from miro_cy.inspect import inspect_model
+from miro_cy.memory import packed_bytes, rope_bytes, step_bytes
 from miro_cy.model.executor import PARTS
+from miro_cy.model.opening import open_checkpoint
+from miro_cy.model.weights import packable_parts
 from miro_cy.tools import steps
 from miro_cy.tools.bench import run_bench
 from miro_cy.tools.cost import Cost
@@ -172,10 +177,22 @@ def test_what_does_not_fit_is_refused(golden: Golden, monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError) as error:
         run_bench(golden(FAST), SMALL, threads=1, max_context=513)
     assert error.value.field == "max_context"
-    monkeypatch.setattr(steps, "available_memory", lambda: 1000)
-    with pytest.raises(ConfigError, match="only 1000 are free") as error:
-        run_bench(golden(FAST), SMALL, threads=1)
-    assert error.value.field == "rows"
+    # Weights and buffers need room beside the cache.
+    about, works = inspect_model(golden(FAST)), SMALL.works(512)
+    config = EngineConfig(threads=1)
+    needed = steps.with_room(config, about, works).kv_memory
+    with open_checkpoint(golden(FAST)) as checkpoint:
+        largest = EngineConfig(threads=1, max_num_seqs=3)
+        beside = packed_bytes(packable_parts(checkpoint)) + step_bytes(checkpoint.spec, largest, 1)
+        tables = rope_bytes(checkpoint.spec, 512)
+    for free, enough in ((1000, False), (beside + needed, False), (beside + needed + tables, True)):
+        monkeypatch.setattr(steps, "available_memory", lambda free=free: free)
+        if enough:
+            assert steps.with_room(config, about, works).kv_memory == needed
+            continue
+        with pytest.raises(ConfigError, match=f"these rows need .*, but of {free:,} bytes the weights take") as error:
+            run_bench(golden(FAST), SMALL, threads=1)
+        assert error.value.field == "rows"
     with pytest.raises(ModelNotFound):
         run_bench("no-such-model")
 
@@ -224,7 +241,7 @@ def test_exactly_these_works_are_measured(golden: Golden) -> None:
     [
         (("prompt", 1, 0, 0), "prompt"),
         (("prompt", 2, 0, 9), "rows"),
-        (("prompt", 1, 5, 9), "rows"),
+        (("prompt", 1, 5, 9), "depth"),
         (("decode", 257, 5, 9), "rows"),
         (("decode", 1, 0, 9), "depth"),
         (("decode", 1, 5, 2**16 + 1), "tokens"),

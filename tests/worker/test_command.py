@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from raw_client import DEADLINE_S
 
@@ -81,3 +83,23 @@ def test_help_has_an_example_and_loads_no_engine():
     code = "import sys, miro_worker.__main__; print(sorted({'zmq', 'numpy', 'miro_cy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "limits"),
+    [
+        ("--grace-ms", "2147483648", ("0", "2147483647")),
+        ("--threads", "99999", ("1", "1024")),
+        ("--max-num-seqs", "9" * 4000, ("1", "4096")),
+        ("--max-step-tokens", "65537", ("1", "65536")),
+        ("--step-ms", "1e300", ("0", "60000")),
+        ("--watermark", "0.6", ("0", "0.5")),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_both_limits(option, value, limits):
+    """Before any model is looked for."""
+    done = CliRunner().invoke(main, ["--model", "/nowhere", option, value])
+    assert done.exit_code == 2
+    refusal = done.stderr.splitlines()[-1]
+    assert option in refusal or option.removeprefix("--").replace("-", "_") in refusal
+    assert set(limits) <= set(re.findall(r"\d+(?:\.\d+)?", refusal))

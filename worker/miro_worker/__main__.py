@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from miro_client import __version__
+from miro_client.checks import MAX_INT32
 
 #: With fewer, libzmq may take connections faster than they are hung up on.
 FEW_DESCRIPTORS = 1024
@@ -57,7 +58,8 @@ def engine_options(command: Any) -> Any:
     help="A GGUF file, a Hugging Face folder, or the name of a pulled model.",
 )
 @click.option("--bind", metavar="ENDPOINT", help="ipc:// endpoint [default: a socket only this user can reach].")
-@click.option("--grace-ms", type=click.IntRange(0), default=10_000, show_default=True, help="Time to finish at a stop.")
+@click.option("--grace-ms", type=click.IntRange(0, MAX_INT32), default=10_000, show_default=True,
+              help="Time to finish at a stop.")  # fmt: skip
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),

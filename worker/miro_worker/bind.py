@@ -15,6 +15,7 @@ from typing import Any
 
 import zmq
 
+from miro_client.checks import shown
 from miro_client.endpoint import check_endpoint, check_private, default_endpoint
 from miro_client.errors import ConfigError, Unavailable
 
@@ -50,7 +51,8 @@ def bind_ipc(router: zmq.Socket[Any], endpoint: str | None) -> str:
         try:
             router.bind(endpoint)
         except zmq.ZMQError as error:
-            raise ConfigError(f"cannot bind {endpoint}: {error.strerror}", field="bind") from None
+            reason = zmq.strerror(error.errno or 0)  # not error.strerror, which repeats the endpoint
+            raise ConfigError(f"cannot bind {shown(endpoint, 200)}: {reason}", field="bind") from None
         finally:
             os.umask(umask)
     return endpoint

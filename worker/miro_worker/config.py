@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from dataclasses import dataclass, field, fields
 
-from miro_client.errors import ConfigError
+from miro_client.checks import MAX_INT32, check_int
 from miro_client.wire import MAX_MESSAGE_BYTES
 
 MIB = 2**20
@@ -18,7 +18,7 @@ def _half_the_descriptors() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """Every limit a client can meet. A "peer" is one connection. Raises ConfigError naming a value out of range.
+    """Every limit a client can meet. A "peer" is one connection. Raises ConfigError naming field and limits.
 
     max_requests, max_peer_requests: live requests of all peers, and of one.
     max_message_bytes: largest frame; ZeroMQ drops the connection of a peer that sends a larger one.
@@ -52,7 +52,5 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         for setting in fields(self):
-            name, value = setting.name, getattr(self, setting.name)
-            low = 0 if name in ("grace_ms", "linger_ms") else 1
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
-                raise ConfigError(f"{name} must be an integer from {low}, not {value!r:.80}", field=name)
+            low = 0 if setting.name in ("grace_ms", "linger_ms") else 1
+            check_int(setting.name, getattr(self, setting.name), low, MAX_INT32)

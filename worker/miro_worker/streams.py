@@ -158,7 +158,7 @@ class Stream:
             ),
         )
         if index == 0:
-            end.plp = self._prompt_logprobs if error is None else None
+            end.plp, self._prompt_logprobs = self._prompt_logprobs if error is None else None, None
             if not self.streamed:
                 end.tokens, end.seed, end.fingerprint = self.prompt_ids, self.seed, fingerprint
         return end

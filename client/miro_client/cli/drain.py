@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from miro_client.checks import MAX_INT32
 from miro_client.cli.connecting import connect_option, endpoint_of
 from miro_client.cli.console import print_json, require_stdout
 
@@ -20,7 +21,7 @@ def load() -> click.Command:
 )
 @connect_option
 @click.option(
-    "--grace-ms", type=click.IntRange(0, 2**31 - 1), metavar="N", help="Time to finish  [default: the worker's own]."
+    "--grace-ms", type=click.IntRange(0, MAX_INT32), metavar="N", help="Time to finish  [default: the worker's own]."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: live.")
 def drain(connect: str, grace_ms: int | None, as_json: bool) -> None:

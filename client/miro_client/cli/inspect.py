@@ -37,7 +37,8 @@ def inspect(model: str | None, connect: str | None, context: int | None, fit: st
     """Describe MODEL: a GGUF file, a Hugging Face folder, or the name of a pulled model.
 
     Only headers are read. Memory is what the weights take once packed, the buffers of a step, and the KV cache of one
-    context. With --connect, a worker says what it serves.
+    context; capacity, how many tokens the KV cache would hold on this machine now. With --connect, a worker says what
+    it serves.
     """
     if (model is None) == (connect is None):
         raise click.UsageError("give a MODEL, or a worker with --connect")
@@ -117,6 +118,10 @@ def _lines(report: ModelReport) -> Iterator[tuple[str, str]]:
         default = " (default)" if dtype == r.kv_dtype else ""
         parts = f"weights {size_text(memory.weights)} + buffers {size_text(memory.activations)}"
         yield f"  {dtype}{default}", f"{size_text(memory.total)} = {parts} + KV cache {size_text(memory.kv)}"
+    yield "capacity", f"with the default share of the {size_text(r.available)} that are free here:"
+    for dtype, capacity in r.capacity.items():
+        default = " (default)" if dtype == r.kv_dtype else ""
+        yield f"  {dtype}{default}", f"{capacity.worker:,} tokens for a worker, {capacity.engine:,} in a program"
     yield from _fits(r)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from miro_client.checks import MAX_INT32
 from miro_client.cli.connecting import endpoint_of
 
 DEFAULT_MODEL = "smollm2"
@@ -44,7 +45,7 @@ engine_options = _all(
 
 def sampling_options(*, max_tokens: int, temperature: str) -> Callable[[Any], Any]:
     """How an answer is drawn and when it ends. max_tokens, temperature: what --help says the defaults are."""
-    whole, draw = click.IntRange(1, 2**31 - 1), click.FloatRange(0, 1, min_open=True)
+    whole, draw = click.IntRange(1, MAX_INT32), click.FloatRange(0, 1, min_open=True)
     return _all(
         click.option(
             "--max-tokens", type=whole, metavar="N", help=f"Most tokens of an answer.  [default: {max_tokens}]"
@@ -53,7 +54,7 @@ def sampling_options(*, max_tokens: int, temperature: str) -> Callable[[Any], An
             "--temperature", type=click.FloatRange(0, 2), metavar="T", help=f"0 is greedy.  [default: {temperature}]"
         ),
         click.option(
-            "--top-k", type=click.IntRange(-1, 2**31 - 1), metavar="K", help="Draw among the K likeliest tokens."
+            "--top-k", type=click.IntRange(-1, MAX_INT32), metavar="K", help="Draw among the K likeliest tokens."
         ),
         click.option("--top-p", type=draw, metavar="P", help="Draw among the likeliest P."),
         click.option("--seed", type=click.IntRange(-1, 2**64 - 1), metavar="N", help="Makes draws repeatable."),

@@ -1,6 +1,6 @@
 """MIRO/1 on the wire: message types, bodies and their codec. docs/protocol.md is the specification.
 
-A leaf that worker and client share: it knows msgspec and `miro_client.errors`, no socket and no engine.
+A leaf that worker and client share: it knows msgspec, `miro_client.checks` and `.errors`, no socket and no engine.
 """
 
 from miro_client.wire.codec import REQUESTS, Head, decode_reply, decode_request, encode, split

@@ -13,7 +13,7 @@ def pack_ids(ids: Iterable[int]) -> bytes:
     """Token ids as int32, little-endian. Raises BadField when one does not fit."""
     try:
         packed = array("i", ids)
-    except (OverflowError, TypeError):
+    except Exception:  # no integer, one that does not fit, or whatever an __index__ of somebody else's raises
         raise BadField("token ids must be 32-bit integers", field="tokens") from None
     if sys.byteorder == "big":
         packed.byteswap()

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from miro_client.checks import MAX_INT32
 from miro_client.wire.kinds import MAX_CREDIT, MAX_MESSAGES, MAX_SAMPLING_ITEMS, MAX_SAMPLING_KEYS
 
 
@@ -15,7 +16,7 @@ class _Request(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Hello(_Request, kw_only=True):
-    minor: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    minor: Annotated[int, Meta(ge=0, le=MAX_INT32)] = 0
     client: Annotated[str, Meta(max_length=256)] = ""
     lang: Annotated[str, Meta(max_length=64)] = ""
 
@@ -89,7 +90,7 @@ class Models(_Request, kw_only=True):
 class Drain(_Request, kw_only=True):
     """grace_ms: how long running requests may go on; None leaves it to the worker."""
 
-    grace_ms: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    grace_ms: Annotated[int, Meta(ge=0, le=MAX_INT32)] | None = None
 
 
 Request = Hello | Generate | Credit | Cancel | Ping | Stats | Health | Models | Drain
