@@ -21,7 +21,7 @@ BAD_PROMPTS = [
     ([None], "prompt"),
     ([1, 2, 3], "prompt"),
     ([[1, 2, 3]], "prompt"),
-    (b"ab", "prompt"),
+    (b"ab", "prompts"),
     ({"tokens": None}, "tokens"),
     ({"tokens": 5}, "tokens"),
     ({"tokens": "12"}, "tokens"),
