@@ -191,7 +191,7 @@ def test_a_long_answer_holds_no_more_than_its_window(path, load, steer):
     prompt = {"tokens": list(range(1, 301))}
     result = engine.generate(prompt, SamplingParams(max_tokens=200, temperature=0, ignore_eos=True))
     assert len(result.tokens) == 200
-    assert max(held[1:]) == 3, "a window of 24 touches three blocks of 16 at most"
+    assert max(held[-199:]) == 3, "a window of 24 touches three blocks of 16 at most"
     assert pool.available() == pool.n_blocks
 
 
