@@ -92,7 +92,9 @@ class Engine:
 
     def __del__(self) -> None:
         # While the interpreter ends, the step thread no longer runs, and waiting for it would never end.
-        if "_driver" in self.__dict__ and not sys.is_finalizing():
+        # Not `in self.__dict__`: CPython makes that dictionary only when it is asked for, and the garbage collector, at
+        # work on this engine, would take what is new for a reference from outside and keep all that it holds.
+        if hasattr(self, "_driver") and not sys.is_finalizing():
             self.close()
 
     # --- what it is ----------------------------------------------------------------------------------------------

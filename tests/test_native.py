@@ -149,6 +149,25 @@ def test_a_loaded_engine_is_counted(nothing_left: Callable[[], None]) -> None:
     del engine
 
 
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_forgotten_engine_that_refers_to_itself_is_gone_with_one_collection(
+    nothing_left: Callable[[], None], closed: bool
+) -> None:
+    engine = Engine.load(LLAMA, threads=1, kv_memory="8MiB")
+    engine._parts.core._executor = Holder(engine)  # type: ignore[assignment]
+    if closed:
+        engine.close()
+    del engine
+    nothing_left()
+
+
+class Holder:
+    """Something inside an engine that refers to it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+
 def test_running_sequences_are_counted(nothing_left: Callable[[], None]) -> None:
     with Engine.load(LLAMA, threads=1, kv_memory="8MiB") as engine:
         idle = live_objects()
