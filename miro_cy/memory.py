@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from miro_cy._kernels.weights import FORMATS, packed_nbytes
-from miro_cy.cache.windows import blocks_needed, tokens_within
+from miro_cy.cache.windows import tokens_within
 from miro_cy.config import EngineConfig, KVDtype
 from miro_cy.errors import ConfigError, Unavailable
 from miro_cy.model.checkpoint import Part
@@ -104,7 +104,8 @@ def kv_blocks(room: Room, config: EngineConfig, context: int) -> int:
     if not room.blocks:
         raise Unavailable(f"there is no room for a KV cache: {room}", field="kv_memory")
     contexts, share = (SERVER_CONTEXTS, SERVER_SHARE) if config.kv_memory == "auto" else (1, SINGLE_SHARE)
-    one_context = blocks_needed(room.windows, context, room.block_size)
+    # As if there were no windows: where they make a sequence small, many of them shall run.
+    one_context = len(room.windows) * -(-context // room.block_size)
     return max(len(room.windows), min(one_context * contexts, int(room.left * share) // room.block))
 
 

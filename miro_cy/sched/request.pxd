@@ -56,7 +56,6 @@ cdef class SequenceTable:
     cdef readonly int n_entries
     cdef int n_entries_free
     cdef int n_slots_free
-    cdef int _n_slots
     cdef readonly bint reserving    # whether `admit` takes the blocks of all tokens it may come to have
     cdef int64_t _n_admitted
     cdef readonly GroupWindows windows
@@ -85,7 +84,6 @@ cdef class SequenceTable:
     cdef const Sequence* prefilling(self, Prefilling h) except NULL
     cdef const Sequence* decoding(self, Decoding h) except NULL
     cdef const Sequence* entry(self, int slot) except NULL
-    cdef int n_running(self) noexcept
     cdef int may_borrow(self, const Sequence* seq) noexcept
     cdef void begin_plan(self) noexcept
 

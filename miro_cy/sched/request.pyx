@@ -51,7 +51,7 @@ cdef class SequenceTable:
         self.pool = pool
         self.tables = tables
         self.n_entries = self.n_entries_free = n_entries
-        self.n_slots_free = self._n_slots = n_slots
+        self.n_slots_free = n_slots
         self.reserving = reserving
         self._free_entry = np.arange(n_entries, dtype=np.int32)[::-1].copy()
         self._free_slot = np.arange(n_slots, dtype=np.int32)[::-1].copy()
@@ -179,10 +179,6 @@ cdef class SequenceTable:
         if slot < 0 or slot >= self.n_entries or self._entry[slot].state == NOTHING:
             raise InternalError(f"no sequence in entry {slot}")
         return &self._entry[slot]
-
-    cdef int n_running(self) noexcept:
-        """Sequences that own blocks."""
-        return self._n_slots - self.n_slots_free
 
     cdef int may_borrow(self, const Sequence* seq) noexcept:
         """Leading blocks that it need not compute: those before its last token, and before its first scored one."""

@@ -18,6 +18,7 @@ from miro_cy.cache.block_pool cimport BlockPool
 from miro_cy.cache.windows cimport GroupWindows
 from miro_cy.sched.request cimport Prefilling, Queued, SequenceTable
 from miro_cy.sched.sequence cimport Sequence
+from miro_cy.sched.sets cimport SequenceSets
 
 
 @final
@@ -25,6 +26,7 @@ cdef class KVRoom:
     cdef BlockPool _pool
     cdef GroupWindows _windows
     cdef SequenceTable _table
+    cdef SequenceSets _sets
     cdef int _watermark             # blocks
 
     cdef bint admits(self, Queued h, int forks) except -1

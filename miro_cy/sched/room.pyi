@@ -1,5 +1,5 @@
-from miro_cy.sched.request import SequenceTable
+from miro_cy.sched.sets import SequenceSets
 
 # Driven from Cython (the scheduler) only.
 class KVRoom:
-    def __init__(self, table: SequenceTable, watermark: int) -> None: ...
+    def __init__(self, sets: SequenceSets, watermark: int) -> None: ...

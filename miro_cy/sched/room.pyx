@@ -1,19 +1,16 @@
 """KVRoom, see room.pxd."""
 
-from miro_cy.sched.sequence cimport DECODING, PREFILLING, stored_limit, to_compute
-
-
-cdef inline bint is_running(const Sequence* seq) noexcept:
-    return seq.state == PREFILLING or seq.state == DECODING
+from miro_cy.sched.sequence cimport DECODING, stored_limit, to_compute
 
 
 cdef class KVRoom:
-    """Over the running sequences of a table. watermark: blocks to be kept free beside them."""
+    """Over the running sequences of a scheduler. watermark: blocks to be kept free beside them."""
 
-    def __cinit__(self, SequenceTable table not None, int watermark):
-        self._table = table
-        self._pool = table.pool
-        self._windows = table.windows
+    def __cinit__(self, SequenceSets sets not None, int watermark):
+        self._sets = sets
+        self._table = sets.table
+        self._pool = sets.table.pool
+        self._windows = sets.table.windows
         self._watermark = watermark
 
     cdef bint admits(self, Queued h, int forks) except -1:
@@ -21,7 +18,7 @@ cdef class KVRoom:
 
         forks: blocks promised to forks to come, its own included; they do not count when nothing runs.
         """
-        if self._table.n_running() == 0:
+        if self._sets.n_running() == 0:
             forks = 0
         if self._table.reserving and self._windows.n_rolling > 0:
             if self._table.blocks_to_promise(h) + self._promised() + forks > self._pool.available():
@@ -72,19 +69,21 @@ cdef class KVRoom:
         """Blocks that the running sequences may come to hold in groups with a window, less those that they do, which
         may be more while chunks are computed."""
         cdef int i, n = 0
-        for i in range(self._table.n_entries):
-            if is_running(&self._table._entry[i]):
-                n += self._windows.most(stored_limit(&self._table._entry[i]), True)
+        for i in range(self._sets.n_prefilling):
+            n += self._windows.most(stored_limit(self._table.prefilling(self._sets.prefilling[i])), True)
+        for i in range(self._sets.n_decoding):
+            n += self._windows.most(stored_limit(self._table.decoding(self._sets.decoding[i])), True)
         return max(0, n - self._windows.owned())
 
     cdef int _kept(self) except -1:
         """Blocks that others than newcomers should find free; none when nothing runs."""
         cdef int i, n = 0 if self._table.reserving else self._watermark
-        if self._table.n_running() == 0 or (self._table.reserving and self._windows.n_rolling == 0):
+        if self._sets.n_running() == 0 or (self._table.reserving and self._windows.n_rolling == 0):
             return 0
-        for i in range(self._table.n_entries):
-            if is_running(&self._table._entry[i]):
-                n += self._kept_for(&self._table._entry[i])
+        for i in range(self._sets.n_prefilling):
+            n += self._kept_for(self._table.prefilling(self._sets.prefilling[i]))
+        for i in range(self._sets.n_decoding):
+            n += self._kept_for(self._table.decoding(self._sets.decoding[i]))
         return n
 
     cdef int _kept_for(self, const Sequence* seq) except -1:

@@ -97,7 +97,7 @@ cdef class Scheduler(RelatedSequences):
             pool, tables, config.max_waiting + max(n_rows, config.max_choices), n_rows, config.admission == "reserve")
         self._families = Families()
         self._sets = SequenceSets(self._table)
-        self._room = KVRoom(self._table, int(config.watermark * pool.n_blocks))
+        self._room = KVRoom(self._sets, int(config.watermark * pool.n_blocks))
         self.limits = Limits(max_context, self._table.windows.capacity())
         # Beside a prompt chunk there are at most max_num_seqs - 1 decode rows.
         self.view = BatchView(n_rows, max(config.max_step_tokens, n_rows - 1 + self._budget.min_tokens), tables.table)

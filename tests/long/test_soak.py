@@ -154,7 +154,7 @@ def alone(smollm2_path: Path) -> list[tuple[Any, ...]]:
         for index in range(ASKS):
             prompt, sampling = make_ask(index)
             answers.append(whole(engine.generate(prompt.get("prompt", prompt), SamplingParams(**sampling))))
-    assert len({tuple(tokens) for _, tokens, *_ in answers}) > ASKS * 0.8
+    assert len({tuple(tuple(tokens) for _, tokens, *_ in choices) for choices in answers}) > ASKS * 0.8
     return answers
 
 

@@ -84,7 +84,26 @@ def check_options(options: Mapping[str, Any]) -> None:
         valid_text("--stop", stop)
     if options["model"] == "":
         raise click.UsageError("--model is empty")
+    _check_beams(options)
     check_connect(options, ENGINE_OPTIONS)
+
+
+def _check_beams(options: Mapping[str, Any]) -> None:
+    """Raise UsageError for what SamplingParams would refuse beside beams, before a model is loaded for it."""
+    width = options.get("beam_width") or 1
+    if width == 1:
+        return
+    if (options["n"] or 1) > width:
+        raise click.UsageError(f"--n is {options['n']}, more than a search with --beam-width {width} has")
+    neutral: dict[str, tuple[object, ...]] = {
+        "temperature": (None, 0, 1),
+        "top_k": (None, -1, 0),
+        "top_p": (None, 1),
+        "stop": ((),),
+    }
+    for name, values in neutral.items():
+        if options[name] not in values:
+            raise click.UsageError(f"--{name.replace('_', '-')} has no meaning with --beam-width, which draws nothing")
 
 
 def check_connect(options: Mapping[str, Any], engine_options: Iterable[str]) -> None:

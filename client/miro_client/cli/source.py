@@ -71,7 +71,8 @@ def _engine(options: Mapping[str, Any]) -> Engine:
     chosen = {name: options[name] for name in settings if options[name] is not None}
     progress = Progress(model)
     try:
-        # One request, one sequence: memory for one context.
-        return Engine.load(model, max_num_seqs=1, progress=progress.loading, **chosen)
+        # One request and its choices: memory for one context.
+        sequences = max(options.get("n") or 1, options.get("beam_width") or 1)
+        return Engine.load(model, max_num_seqs=sequences, progress=progress.loading, **chosen)
     finally:
         progress.clear()

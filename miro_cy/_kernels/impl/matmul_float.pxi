@@ -10,6 +10,7 @@ cdef enum:
     FLOAT_PANELS = 4        # most panels a tile covers
     FLOAT_ROWS = 96        # rows a pass over the weights covers
     FLOAT_X = 98304         # floats of x that a chunk covers: in a second-level cache, 96 rows of 1,024 k
+    AHEAD_K = 32            # k elements between two calls for what comes next
 
 
 cdef inline vf load_weight(const int dtype, const uint8_t* p, Py_ssize_t i) noexcept nogil:
@@ -29,6 +30,8 @@ cdef struct FloatTile:
     Py_ssize_t ldy
     Py_ssize_t k
     bint first                  # start from 0 instead of y
+    const uint8_t* ahead        # what to prefetch meanwhile: so many cache lines for each AHEAD_K
+    int lines
 
 
 cdef inline void float_tile(const int dtype, const int mr, const int np, const FloatTile* t) noexcept nogil:
@@ -40,19 +43,26 @@ cdef inline void float_tile(const int dtype, const int mr, const int np, const F
     cdef const float* x = t.x
     cdef const uint8_t* w = t.w
     cdef float* y = t.y
+    cdef const uint8_t* ahead = t.ahead
+    cdef Py_ssize_t run
     cdef int i, p, v
     for i in range(mr):
         for p in range(np):
             for v in range(MI_NV):
                 acc[(i * np + p) * MI_NV + v] = vf_zero() if t.first else vf_load(y + i * ldy + p * PANEL + v * MI_VL)
-    for k in range(t.k):
-        for p in range(np):
-            for v in range(MI_NV):
-                wv[p * MI_NV + v] = load_weight(dtype, w, p * stride + k * PANEL + v * MI_VL)
-        for i in range(mr):
-            xv = vf_set1(x[k * mr + i])
-            for v in range(np * MI_NV):
-                acc[i * np * MI_NV + v] = vf_fma(xv, wv[v], acc[i * np * MI_NV + v])
+    for run in range((t.k + AHEAD_K - 1) // AHEAD_K if MI_AHEAD else 1):
+        if MI_AHEAD:
+            for i in range(t.lines):
+                mi_prefetch_l2(ahead + 64 * i)
+            ahead += 64 * t.lines
+        for k in range(run * AHEAD_K, min(t.k, (run + 1) * AHEAD_K) if MI_AHEAD else t.k):
+            for p in range(np):
+                for v in range(MI_NV):
+                    wv[p * MI_NV + v] = load_weight(dtype, w, p * stride + k * PANEL + v * MI_VL)
+            for i in range(mr):
+                xv = vf_set1(x[k * mr + i])
+                for v in range(np * MI_NV):
+                    acc[i * np * MI_NV + v] = vf_fma(xv, wv[v], acc[i * np * MI_NV + v])
     for i in range(mr):
         for p in range(np):
             for v in range(MI_NV):
@@ -160,14 +170,24 @@ cdef void pack_rows(const float* x, Py_ssize_t ldx, Py_ssize_t rows, Py_ssize_t 
                 tile[k * mr] = row[k]
 
 
-cdef inline void float_chunk(const int dtype, int np, FloatTile t, const FloatChunk* c, Py_ssize_t at) noexcept nogil:
-    """All rows against np panels, over t.k of the run's k from `at` on, in balanced tiles."""
+cdef inline void float_chunk(
+    const int dtype, int np, FloatTile t, const FloatChunk* c, Py_ssize_t at, int lines
+) noexcept nogil:
+    """All rows against np panels, over t.k of the run's k from `at` on, in balanced tiles.
+
+    lines: cache lines of weights for each AHEAD_K. While these tiles compute, each calls for its share of the next np
+    panels; so few rows that they wait for memory in any case only lose by it.
+    """
     cdef Py_ssize_t i, r, mr, tiles = float_tiles(c.rows)
+    cdef const uint8_t* ahead = t.ahead
     cdef float* y = t.y
     for i in range(tiles):
         r = c.rows * i // tiles
         mr = c.rows * (i + 1) // tiles - r
         t.x = c.x + r * c.run + at * mr
+        if MI_AHEAD and c.rows > 2:
+            t.lines = <int>(lines * (i + 1) // tiles - lines * i // tiles)
+            t.ahead = ahead + t.k // AHEAD_K * 64 * (lines * i // tiles)
         t.y = y + r * t.ldy
         float_tile_rows(dtype, <int>mr, np, &t)
 
@@ -175,18 +195,20 @@ cdef inline void float_chunk(const int dtype, int np, FloatTile t, const FloatCh
 cdef void float_panels_direct(
     const PackedMatrix* w, Py_ssize_t p, int np, Py_ssize_t k0, FloatTile t, const FloatChunk* c,
 ) noexcept nogil:
+    cdef int lines = np * AHEAD_K // 2
     MIRO_SPAN(p, np, w.n_panels)
     t.w = w.data + p * w.panel_bytes + k0 * w.block_bytes
+    t.ahead = t.w + np * w.panel_bytes
     t.panel_stride = w.k * PANEL
     t.y = c.y + p * PANEL
     t.k = c.run
     t.first = k0 == 0
     if w.layout == LAYOUT_F32:
-        float_chunk(LAYOUT_F32, np, t, c, 0)
+        float_chunk(LAYOUT_F32, np, t, c, 0, 2 * lines)
     elif w.layout == LAYOUT_BF16:
-        float_chunk(LAYOUT_BF16, np, t, c, 0)
+        float_chunk(LAYOUT_BF16, np, t, c, 0, lines)
     else:
-        float_chunk(LAYOUT_F16, np, t, c, 0)
+        float_chunk(LAYOUT_F16, np, t, c, 0, lines)
 
 
 cdef void float_panels_quantised(
@@ -209,7 +231,7 @@ cdef void float_panels_quantised(
         for j in range(np):
             unpack_plane(w, p + j, (k0 + k) // QBLOCK, t.k // QBLOCK, q, &plane)
             dequantise(w, &plane, t.k // QBLOCK, scratch + j * FLOAT_K * PANEL)
-        float_chunk(LAYOUT_F32, np, t, c, k)
+        float_chunk(LAYOUT_F32, np, t, c, k, 0)
 
 
 cdef inline Py_ssize_t float_run(Py_ssize_t rows, Py_ssize_t k) noexcept nogil:
@@ -232,6 +254,7 @@ cdef void matmul_f32(
         0, FLOAT_X + FLOAT_PANELS * FLOAT_K * PANEL + FLOAT_K * PANEL // 4 + 2 * FLOAT_K, matmul_scratch_floats(),
     )
     t.ldy = ldy
+    t.ahead, t.lines = NULL, 0
     r = 0
     while r < m:
         c.rows = min(FLOAT_ROWS, m - r)

@@ -18,6 +18,7 @@ cdef extern from "vec.h" nogil:
         MI_VL
         MI_NV
         MI_SIGNED_ZERO
+        MI_AHEAD
         MI_NARROW
     vf vf_load(const float* p)
     void vf_store(float* p, vf v)
@@ -49,6 +50,7 @@ cdef extern from "vec.h" nogil:
     float mi_bf16_to_f32(uint16_t h)
     uint16_t mi_f32_to_f16(float f)
     void mi_prefetch(const void* p)
+    void mi_prefetch_l2(const void* p)
 
 
 cdef inline Py_ssize_t share(Py_ssize_t n, int th, int nth) noexcept nogil:
