@@ -86,7 +86,7 @@ class _Axes:
         for decade in range(self._low, self._high + 1):
             y = self.at(0, 10.0**decade)[1]
             yield f'<path d="M0 {y:.1f}h{WIDTH}" stroke="#ccc"/>'
-            yield f'<text x="-6" y="{y + 4:.1f}" text-anchor="end">{10.0**decade:,g}</text>'
+            yield f'<text x="-6" y="{y + 4:.1f}" text-anchor="end">{10.0**decade:,.12g}</text>'
         for load in self._loads:
             x = self.at(load, 1)[0]
             yield f'<path d="M{x:.1f} {HEIGHT}v4" stroke="#666"/>'

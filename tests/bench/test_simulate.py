@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import simulate
 from miro_cy.sched.scheduler import SchedulerConfig
 from simulation.figures import Figures, Waits, Waste, light
-from simulation.plot import svg
+from simulation.plot import _Axes, svg
 from simulation.variants import POLICIES, Machine, Row, Variant, capacity, overhead, sweep, variants
 from simulation.workload import Range, Shape, make_workload
 from simulation.world import Outcome, StepCost, World
@@ -218,6 +218,7 @@ def test_the_plot_has_a_line_for_each_variant_in_each_panel() -> None:
         assert [x for x, _ in points] == sorted(x for x, _ in points)
     texts = [text.text for text in root.findall(f".//{name}text")]
     assert {"fcfs 0 %", "fcfs 10 %", "reserve", "bursty: p99 time to first token, ms"} <= set(texts)
+    assert ">1,000,000</text>" in "".join(_Axes([1.0], [0.5, 10**6]).grid())
 
 
 def invoke(*arguments: str) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
+from miro_client.checks import shown
 from miro_client.errors import ConfigError
 
 FORMAT = "miro-bench"
@@ -102,7 +103,7 @@ def _earlier(report: Any) -> Earlier:
     if not isinstance(report, dict) or report.get("format") != FORMAT:
         raise _Wrong(f"miro bench --json writes an object whose format is {FORMAT!r}")
     if report.get("format_version") != VERSION or isinstance(report["format_version"], bool):
-        raise _Wrong(f"its version is {report.get('format_version')!r:.40}, this miro reads {VERSION}")
+        raise _Wrong(f"its version is {shown(report.get('format_version'), 40)}, this miro reads {VERSION}")
     rows = report.get("rows")
     if not isinstance(rows, list) or not 0 < len(rows) <= MAX_ROWS:
         raise _Wrong(f"rows must be a list of 1 to {MAX_ROWS}")
@@ -157,7 +158,7 @@ def _load(value: Any) -> EarlierLoad:
 def _median(value: Any, least: float, where: str) -> float:
     figure = _object(value, where).get("median")
     if isinstance(figure, bool) or not isinstance(figure, int | float) or not least <= figure <= MAX_FIGURE:
-        raise _Wrong(f"{where}.median must be a number from {least:g} to {MAX_FIGURE:g}, not {figure!r:.40}")
+        raise _Wrong(f"{where}.median must be a number from {least:g} to {MAX_FIGURE:g}, not {shown(figure, 40)}")
     return float(figure)
 
 
