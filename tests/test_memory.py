@@ -103,6 +103,13 @@ def test_blocks_of_a_budget(kv_memory: int | str | None, context: int, want: int
     assert kv_blocks(ROOM, EngineConfig(kv_memory=kv_memory), context) == want
 
 
+@pytest.mark.parametrize(("kv_memory", "want"), [(None, 8), ("auto", 10)])
+def test_windows_make_no_pool_smaller(kv_memory: str | None, want: int) -> None:
+    """One context is as many blocks of each group as it has tokens for, however few of them one sequence holds."""
+    room = Room(total=4500, weights=300, activations=200, block=100, block_size=32, windows=(0, 33))
+    assert kv_blocks(room, EngineConfig(kv_memory=kv_memory), 128) == want  # a quarter of what is left is 10
+
+
 def test_a_share_under_one_block_is_one_block() -> None:
     assert kv_blocks(Room(601, 300, 200, 100, 32), EngineConfig(kv_memory="auto"), 100) == 1
 

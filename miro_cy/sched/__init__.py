@@ -4,6 +4,8 @@ request    the states of a sequence: typed handles over one table, every transit
 sequence   what the table keeps of each
 sets       which handle waits, was preempted, computes its prompt or decodes
 forks      a sequence that goes on from where another one is; families  how many a request may have
+relatives  what changes families between two steps
+room       which blocks are left for whom
 policy     who is admitted next
 limits     what is refused when a request arrives
 rate       when a refused client should return

@@ -223,6 +223,8 @@ cdef class SequenceTable:
         """
         cdef Sequence* seq = self._at(h.slot, h.generation, DECODING)
         cdef int group, block, at = seq.n_computed // self.pool.block_size, need = self.blocks_to_grow(h)
+        if need == 0:
+            return 0
         if need > self.pool.available():
             raise InternalError(f"sequence {seq.id} needs {need} more KV blocks, {self.pool.available()} are available")
         if self._blocks_to_own(seq) > 0:

@@ -192,6 +192,8 @@ cdef class Scheduler(RelatedSequences):
         cdef const Sequence* other
         cdef Prefilling h
         cdef int i
+        if self._table.windows.n_rolling == 0:      # it took all its blocks when it was admitted
+            return 0
         for i in range(self._sets.n_prefilling):
             h = self._sets.prefilling[i]
             seq = self._table.prefilling(h)

@@ -87,6 +87,14 @@ def test_several_answers_as_json(runner: CliRunner, client: Any, where: list[str
     assert len(best["choices"]) == 2
 
 
+@pytest.mark.parametrize(("options", "want"), [([], 1), (["--n", "3"], 3), (["--beam-width", "4", "--n", "2"], 4)])
+def test_an_engine_of_its_own_runs_all_answers_at_once(
+    runner: CliRunner, engine: Any, options: list[str], want: int
+) -> None:
+    assert runner.invoke(main, ["run", *options, "x"]).exit_code == 0
+    assert engine.loaded[1]["max_num_seqs"] == want
+
+
 def test_several_answers_that_were_ended_fail(runner: CliRunner, engine: Any) -> None:
     engine.finish_reason = "deadline"
     result = runner.invoke(main, ["run", "--n", "2", "x"])
