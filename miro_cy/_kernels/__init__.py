@@ -5,6 +5,7 @@ include/vec.h   vector types, half conversion, int8 dot products
 impl/*.pxi      the kernels, one family a file; plain loops unless a comment says why not
 isa/*.pyx       two-line stubs: the same source for each instruction-set level
 select          picks the build at import (MIRO_ISA forces one)
+memory          arrays that begin with a cache line
 weights         packed weight matrices
 probe           what the machine can do at a level, for `miro bench`
 ops             shape-checked Python wrappers, for tests and benchmarks

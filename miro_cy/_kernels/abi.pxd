@@ -64,7 +64,7 @@ cdef struct QuantBlock:
     # 32 k of a tile of 8 rows, all that a matmul reads of them in one place; rows past the last are left as they are
     int8_t q[8][32]
     float d[2][8]           # of the first and the second 16 k
-    int32_t sum[2][8]       # of q
+    int32_t start[2][8]     # -128 times the sum of q: takes off what unsigned weights are too large by
     float dsum[8]           # of d * q over all 32 k
 
 cdef struct Activations:

@@ -6,6 +6,7 @@ from libc.string cimport memcpy, memset
 import numpy as np
 
 from miro_cy._kernels.abi cimport KV_F16, KV_F32, KV_I8, PANEL, KVCache, kv_element_size
+from miro_cy._kernels.memory import zeros
 from miro_cy.native cimport MIRO_INDEX
 
 #: name -> (KVType, element type)
@@ -27,13 +28,13 @@ cdef class KVLayer:
         kv.dtype, kind = KV_TYPES[dtype]
         kv.n_blocks, kv.n_kv_heads, kv.head_dim, kv.block_size = n_blocks, n_kv_heads, head_dim, block_size
         kv.v_dim = (head_dim + PANEL - 1) // PANEL * PANEL
-        self.k = np.zeros((n_blocks, n_kv_heads, head_dim, block_size), kind)
-        self.v = np.zeros((n_blocks, n_kv_heads, block_size, kv.v_dim), kind)
+        self.k = zeros((n_blocks, n_kv_heads, head_dim, block_size), kind)
+        self.v = zeros((n_blocks, n_kv_heads, block_size, kv.v_dim), kind)
         kv.k, kv.v = <void*><uintptr_t>self.k.ctypes.data, <void*><uintptr_t>self.v.ctypes.data
         kv.k_block, kv.v_block = self.k[0].size, self.v[0].size
         if kv.dtype == KV_I8:
-            self.k_scale = np.zeros((n_blocks, n_kv_heads, block_size), np.float32)
-            self.v_scale = np.zeros((n_blocks, n_kv_heads, block_size), np.float32)
+            self.k_scale = zeros((n_blocks, n_kv_heads, block_size), np.float32)
+            self.v_scale = zeros((n_blocks, n_kv_heads, block_size), np.float32)
             kv.k_scale = <float*><uintptr_t>self.k_scale.ctypes.data
             kv.v_scale = <float*><uintptr_t>self.v_scale.ctypes.data
             kv.scale_block = self.k_scale[0].size

@@ -10,6 +10,7 @@ from miro_cy._kernels.abi cimport (
     attention_scratch_floats, matmul_scratch_floats,
 )
 from miro_cy._kernels.kv cimport KVLayer
+from miro_cy._kernels.memory import empty
 from miro_cy._kernels.select cimport kernels
 from miro_cy._kernels.weights cimport PackedWeights
 from miro_cy.batch cimport BatchView
@@ -29,7 +30,7 @@ cdef void bind_rows(BatchView view, BatchRows* rows):
 
 #: abi.pxd's QuantBlock
 BLOCK = np.dtype(
-    [("q", np.int8, (8, 32)), ("d", np.float32, (2, 8)), ("sum", np.int32, (2, 8)), ("dsum", np.float32, 8)]
+    [("q", np.int8, (8, 32)), ("d", np.float32, (2, 8)), ("start", np.int32, (2, 8)), ("dsum", np.float32, 8)]
 )
 
 
@@ -64,9 +65,9 @@ cdef object parts_of(blocks, Py_ssize_t m):
     """What `quantise` returns."""
     k = blocks.shape[1] * QBLOCK
     q = blocks["q"].swapaxes(1, 2).reshape(-1, k)[:m]
-    d, total = (blocks[name].transpose(0, 3, 1, 2).reshape(-1, k // 16)[:m] for name in ("d", "sum"))
+    d, start = (blocks[name].transpose(0, 3, 1, 2).reshape(-1, k // 16)[:m] for name in ("d", "start"))
     dsum = blocks["dsum"].swapaxes(1, 2).reshape(-1, k // QBLOCK)[:m]
-    return q, d, total, dsum
+    return q, d, start // -128, dsum
 
 
 def matmul(PackedWeights w not None, const float[:, ::1] x not None, bint fast, int threads=1):
@@ -76,7 +77,7 @@ def matmul(PackedWeights w not None, const float[:, ::1] x not None, bint fast, 
         raise ValueError(f"cannot multiply {w.kind} {w.shape} by rows of {k}")
     y = np.empty((m, ldy), np.float32)
     cdef float[:, ::1] y_ = y
-    cdef float[:, ::1] scratch = np.empty((threads, matmul_scratch_floats()), np.float32)
+    cdef float[:, ::1] scratch = empty((threads, matmul_scratch_floats()), np.float32)
     cdef Activations a
     cdef const KernelTable* table = kernels()
     cdef int th
@@ -116,7 +117,7 @@ def swiglu_i8(
         gp = &bias[0]
         bias = up_bias
         upp = &bias[0]
-    cdef float[:, ::1] scratch = np.empty((threads, matmul_scratch_floats()), np.float32)
+    cdef float[:, ::1] scratch = empty((threads, matmul_scratch_floats()), np.float32)
     cdef const KernelTable* table = kernels()
     cdef int th
     for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
@@ -131,7 +132,7 @@ def embed(PackedWeights w not None, const int32_t[::1] ids not None, int threads
         raise ValueError("row id out of range")
     x = np.empty((m, w.matrix.k), np.float32)
     cdef float[:, ::1] x_ = x
-    cdef float[:, ::1] scratch = np.empty((threads, matmul_scratch_floats()), np.float32)
+    cdef float[:, ::1] scratch = empty((threads, matmul_scratch_floats()), np.float32)
     cdef const KernelTable* table = kernels()
     cdef int th
     for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
@@ -251,7 +252,7 @@ cdef class KVStore:
             raise ValueError("shapes differ")
         out = np.empty((q.shape[0], q.shape[1], q.shape[2]), np.float32)
         cdef float[:, :, ::1] out_ = out
-        cdef float[:, ::1] scratch = np.empty((threads, attention_scratch_floats(self.kv.head_dim)), np.float32)
+        cdef float[:, ::1] scratch = empty((threads, attention_scratch_floats(self.kv.head_dim)), np.float32)
         cdef BatchRows rows
         bind_rows(view, &rows)
         cdef AttentionParams p

@@ -11,6 +11,7 @@ from libc.string cimport memcpy
 
 import numpy as np
 
+from miro_cy._kernels import memory
 from miro_cy._kernels.abi cimport (
     QBLOCK, TILE_ROWS, BatchRows, KernelTable, PackedMatrix, QuantBlock, is_float_layout,
 )
@@ -124,12 +125,12 @@ cdef class CpuExecutor:
         return &view[0]
 
     cdef float* zeros(self, Py_ssize_t n) except NULL:
-        array = np.zeros(max(n, 1), np.float32)
+        array = memory.zeros(max(n, 1), np.float32)
         self.buffer_bytes += array.nbytes
         return self.floats(array)
 
     cdef QuantBlock* quant_blocks(self, Py_ssize_t m, Py_ssize_t k) except NULL:
-        cdef uint8_t[::1] blocks = np.zeros(quant_bytes(m, k), np.uint8)
+        cdef uint8_t[::1] blocks = memory.zeros(quant_bytes(m, k), np.uint8)
         self.keep.append(blocks)
         self.buffer_bytes += blocks.nbytes
         return <QuantBlock*>&blocks[0]
@@ -141,8 +142,8 @@ cdef class CpuExecutor:
         layer.q, layer.k, layer.v, layer.o = matrix_of(m["q"]), matrix_of(m["k"]), matrix_of(m["v"]), matrix_of(m["o"])
         layer.gate, layer.up, layer.down = matrix_of(m["gate"]), matrix_of(m["up"]), matrix_of(m["down"])
         if ("gate_bias" in v) != ("up_bias" in v):      # the SwiGLU kernel takes both or none
-            v.setdefault("gate_bias", np.zeros(self.ffn, np.float32))
-            v.setdefault("up_bias", np.zeros(self.ffn, np.float32))
+            v.setdefault("gate_bias", memory.zeros(self.ffn, np.float32))
+            v.setdefault("up_bias", memory.zeros(self.ffn, np.float32))
         self.keep.append(v)
         layer.attn_norm, layer.ffn_norm = vector_of(v, "attn_norm"), vector_of(v, "ffn_norm")
         layer.q_bias, layer.k_bias, layer.v_bias = vector_of(
@@ -187,7 +188,7 @@ cdef class CpuExecutor:
         cdef float[:, ::1] view
         if self.logits_array is None or self.logits_array.shape[0] < rows:
             self.buffer_bytes -= 0 if self.logits_array is None else self.logits_array.nbytes
-            self.logits_array = np.zeros((rows, self.b.ld_v), np.float32)
+            self.logits_array = memory.zeros((rows, self.b.ld_v), np.float32)
             self.buffer_bytes += self.logits_array.nbytes
             view = self.logits_array
             self.b.logits = &view[0, 0]

@@ -7,6 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from miro_cy._kernels.memory import empty
 from miro_cy.model.spec import RopeSpec
 
 F32 = NDArray[np.float32]
@@ -61,8 +62,8 @@ class RopeTables:
 
     def __init__(self, spec: RopeSpec, context: int) -> None:
         rows = -(-context // CHUNK) * CHUNK
-        self.cos: F32 = np.empty((rows, spec.dim // 2), np.float32)
-        self.sin: F32 = np.empty((rows, spec.dim // 2), np.float32)
+        self.cos: F32 = empty((rows, spec.dim // 2), np.float32)
+        self.sin: F32 = empty((rows, spec.dim // 2), np.float32)
         self._frequencies = inverse_frequencies(spec)
         self._filled = 0
 

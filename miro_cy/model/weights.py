@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from miro_cy._kernels.memory import aligned
 from miro_cy._kernels.weights import FORMATS, PackedWeights
 from miro_cy.errors import UnsupportedModel
 from miro_cy.model.checkpoint import Checkpoint, Part
@@ -59,7 +60,7 @@ def _matrix(checkpoint: Checkpoint, part: Part, threads: int) -> PackedWeights:
 
 
 def _vector(checkpoint: Checkpoint, part: Part) -> Vector:
-    return VECTORS[part.tensor.kind](checkpoint.data(part))
+    return aligned(VECTORS[part.tensor.kind](checkpoint.data(part)))
 
 
 def _bfloat16(raw: NDArray[np.uint8]) -> Vector:

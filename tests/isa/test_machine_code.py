@@ -33,9 +33,11 @@ LEVELS = {
     "v3": Level("vpmaddubsw", "ymm", 2, 4, False),
 }
 FORMATS = ("nibbles", "nibbles_min", "bytes", "plane")
+OPENED = {"v4_vnni": [f"open_{fmt}_{rows}x2" for fmt in FORMATS[:3] for rows in range(1, 5)]}
 TILES = {  # name -> rows times panels, of the tiles that int_rows and int_panels choose
     name: {f"{fmt}_{rows}": rows for fmt in FORMATS for rows in range(1, level.rows + 1)}
     | {f"{fmt}_{rows}x2": 2 * rows for fmt in FORMATS[:3] for rows in range(1, 5) if level.panels}
+    | {tile: 2 * int(tile[-3]) for tile in OPENED.get(name, [])}
     for name, level in LEVELS.items()
 }
 #: The compiler that the numbers below are of.
@@ -43,7 +45,7 @@ MEASURED = "GCC: (Debian 12."
 #: Loads and stores of whole vector registers on the stack in a tile's innermost loop, a block of 32 k, where there are
 #: any. AVX2 has registers for the sums of a half, not for the scaled ones beside them.
 SPILLS = {
-    "v4_vnni": {"nibbles_3x2": 2, "nibbles_4x2": 6, "nibbles_min_4x2": 6},
+    "v4_vnni": {"nibbles_3x2": 2, "nibbles_4x2": 6, "nibbles_min_4x2": 6, "open_nibbles_4x2": 2},
     "v4": {"nibbles_4x2": 14, "nibbles_min_4x2": 13, "bytes_4x2": 4},
     "v3": {
         **{f"{fmt}_2": 6 for fmt in FORMATS},

@@ -4,6 +4,9 @@ cdef enum:
     INT_BLOCKS = 32         # most 32-k blocks a chunk covers
     INT_PANELS = 2          # most panels a tile covers
     FAR = 16384             # bytes of a panel above which the next one is too far ahead to prefetch
+    OPEN_BYTES_ROWS = 24    # from so many rows on weights are opened once for all of them
+    OPEN_NIBBLES_ROWS = 48
+    OPENED = INT_BLOCKS * 512   # bytes from one panel's opened weights to the next panel's
 
 cdef enum:
     # how a tile finds its weights
@@ -11,6 +14,9 @@ cdef enum:
     NIBBLES_MIN             # packed blocks of 4 bits with minima
     BYTES                   # packed blocks of signed 8 bits
     PLANE                   # an unpacked byte plane with a scale for each 16 k, zero point 32
+    OPEN_NIBBLES            # the first three, whose weights were opened into unsigned bytes for many rows
+    OPEN_NIBBLES_MIN
+    OPEN_BYTES              # 128 too large
 
 
 cdef struct IntTile:
@@ -23,6 +29,7 @@ cdef struct IntTile:
     Py_ssize_t stride           # bytes from one 32-k block to the next
     Py_ssize_t panel            # bytes from one panel's run to the next panel's
     Py_ssize_t ahead            # bytes ahead to prefetch; 0: nothing
+    const uint8_t* open         # OPEN_*: the weights of the run, of each panel
     const float* scale          # PLANE: of the run
     float* y                    # of the first panel and the tile's row 0
     Py_ssize_t ldy
@@ -31,21 +38,29 @@ cdef struct IntTile:
 ctypedef void (*int_tile_t)(const IntTile* t) noexcept nogil
 
 
+cdef inline bint has_nibbles(const int fmt) noexcept nogil:
+    return fmt == NIBBLES or fmt == NIBBLES_MIN
+
+
+cdef inline bint is_open(const int fmt) noexcept nogil:
+    return fmt >= OPEN_NIBBLES
+
+
 cdef inline vi int_weights(const int fmt, const int h, const uint8_t* w, Py_ssize_t quad, const int v) noexcept nogil:
     """Vector v of a quad of the first or second 16 k of a block."""
-    if fmt == NIBBLES or fmt == NIBBLES_MIN:
+    if has_nibbles(fmt):
         if h == 0:
             return vi_and(vi_load(w + (quad * PANEL + v * MI_VL) * 4), 0x0f0f0f0f)
         return vi_and(vi_shr(vi_load(w + (quad * PANEL + v * MI_VL) * 4), 4), 0x0f0f0f0f)
     return vi_load(w + ((4 * h + quad) * PANEL + v * MI_VL) * 4)
 
 
-cdef inline vi int_start(const int fmt, const int32_t* total) noexcept nogil:
+cdef inline vi int_start(const int fmt, const int32_t* start) noexcept nogil:
     """What a sum begins with: minus the zero point times the sum of x. That of nibbles is taken off in float32."""
     if fmt == PLANE:
-        return vi_zero() - vi_shl(vi_set1_bytes(total), 5)
-    if fmt == BYTES and MI_SIGNED_ZERO == 128:
-        return vi_zero() - vi_shl(vi_set1_bytes(total), 7)
+        return vi_shr(vi_set1_bytes(start), 2)
+    if fmt == OPEN_BYTES or (fmt == BYTES and MI_SIGNED_ZERO == 128):
+        return vi_set1_bytes(start)
     return vi_zero()
 
 
@@ -58,7 +73,7 @@ cdef inline void int_quad(
     cdef vi xv
     cdef int i, c
     for c in range(np * MI_NV):
-        wv[c] = int_weights(fmt, h, w + c // MI_NV * t.panel, s, c % MI_NV)
+        wv[c] = int_weights(fmt, h, w + c // MI_NV * (OPENED if is_open(fmt) else t.panel), s, c % MI_NV)
     for i in range(mr):
         xv = vi_set1_bytes(&x.q[t.row][16 * h] + i * QBLOCK + 4 * s)
         for c in range(np * MI_NV):
@@ -77,7 +92,7 @@ cdef inline void int_half(
     cdef vi start
     cdef int i, c, r, s, steps = 2 if fmt == PLANE else 4   # weights are below 64, or below 16
     for i in range(mr):
-        start = int_start(fmt, &x.sum[h][t.row + i])
+        start = int_start(fmt, &x.start[h][t.row + i])
         for c in range(np * MI_NV):
             total[i * np * MI_NV + c] = start
     if not MI_NARROW:
@@ -104,18 +119,19 @@ cdef inline void int_tile(const int fmt, const int mr, const int np, const IntTi
     cdef Py_ssize_t b, ldy = t.ldy
     cdef const QuantBlock* x = t.x
     cdef const uint8_t* w = t.w
+    cdef const uint8_t* q = t.open if is_open(fmt) else w
     cdef const uint8_t* scales
     cdef float* y = t.y + t.row * ldy
-    cdef int i, c, j, row = t.row, halves = 512 if fmt == BYTES else 256
+    cdef int i, c, j, row = t.row, halves = 512 if fmt == BYTES or fmt == OPEN_BYTES else 256
     for i in range(mr):
         for c in range(np * MI_NV):
             acc[i * np * MI_NV + c] = vf_zero() if t.first else vf_load(y + i * ldy + c * MI_VL)
     for b in range(t.blocks):
         if t.ahead > 0:
             for c in range(np):
-                for j in range(9 if fmt == BYTES else 5):
+                for j in range(9 if halves == 512 else 5):
                     mi_prefetch(w + c * t.panel + t.ahead + 64 * j)
-        int_half(fmt, mr, np, 0, t, x, w, total)
+        int_half(fmt, mr, np, 0, t, x, q, total)
         for i in range(mr):
             for c in range(np * MI_NV):
                 if fmt == PLANE:
@@ -124,7 +140,7 @@ cdef inline void int_tile(const int fmt, const int mr, const int np, const IntTi
                     acc[i * np * MI_NV + c] = vf_fma(scale, part[i * np * MI_NV + c], acc[i * np * MI_NV + c])
                 else:
                     part[i * np * MI_NV + c] = vf_from_int(total[i * np * MI_NV + c]) * vf_set1(x.d[0][row + i])
-        int_half(fmt, mr, np, 1, t, x, w, total)
+        int_half(fmt, mr, np, 1, t, x, q, total)
         for i in range(mr):
             for c in range(np * MI_NV):
                 if fmt == PLANE:
@@ -135,7 +151,7 @@ cdef inline void int_tile(const int fmt, const int mr, const int np, const IntTi
                     part[i * np * MI_NV + c] = vf_fma(
                         vf_from_int(total[i * np * MI_NV + c]), vf_set1(x.d[1][row + i]), part[i * np * MI_NV + c],
                     )
-        if fmt == NIBBLES:          # the zero point
+        if fmt == NIBBLES or fmt == OPEN_NIBBLES:   # the zero point
             for i in range(mr):
                 for c in range(np * MI_NV):
                     part[i * np * MI_NV + c] = vf_fma(
@@ -147,240 +163,16 @@ cdef inline void int_tile(const int fmt, const int mr, const int np, const IntTi
                 scale = vf_load_f16(<const uint16_t*>scales)
                 for i in range(mr):
                     acc[i * np * MI_NV + c] = vf_fma(scale, part[i * np * MI_NV + c], acc[i * np * MI_NV + c])
-                if fmt == NIBBLES_MIN:
+                if fmt == NIBBLES_MIN or fmt == OPEN_NIBBLES_MIN:
                     scale = vf_load_f16(<const uint16_t*>(scales + 2 * PANEL))
                     for i in range(mr):
                         acc[i * np * MI_NV + c] = vf_fma(scale, vf_set1(x.dsum[row + i]), acc[i * np * MI_NV + c])
         x += 1
         w += t.stride
+        q += 512 if is_open(fmt) else t.stride
     for i in range(mr):
         for c in range(np * MI_NV):
             vf_store(y + i * ldy + c * MI_VL, acc[i * np * MI_NV + c])
-
-
-# Each shape a function of its own, called through a pointer: compiled into one, they spill one another's addresses.
-
-cdef void nibbles_1(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES, 1, 1, t)
-
-
-cdef void nibbles_2(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES, 2, 1, t)
-
-
-cdef void nibbles_3(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES, 3, 1, t)
-
-
-cdef void nibbles_4(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES, 4, 1, t)
-
-
-cdef void nibbles_5(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES, 5, 1, t)
-
-
-cdef void nibbles_6(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES, 6, 1, t)
-
-
-cdef void nibbles_7(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES, 7, 1, t)
-
-
-cdef void nibbles_8(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES, 8, 1, t)
-
-
-cdef void nibbles_1x2(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES, 1, 2, t)
-
-
-cdef void nibbles_2x2(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES, 2, 2, t)
-
-
-cdef void nibbles_3x2(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES, 3, 2, t)
-
-
-cdef void nibbles_4x2(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES, 4, 2, t)
-
-
-cdef void nibbles_min_1(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES_MIN, 1, 1, t)
-
-
-cdef void nibbles_min_2(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES_MIN, 2, 1, t)
-
-
-cdef void nibbles_min_3(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES_MIN, 3, 1, t)
-
-
-cdef void nibbles_min_4(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES_MIN, 4, 1, t)
-
-
-cdef void nibbles_min_5(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES_MIN, 5, 1, t)
-
-
-cdef void nibbles_min_6(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES_MIN, 6, 1, t)
-
-
-cdef void nibbles_min_7(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES_MIN, 7, 1, t)
-
-
-cdef void nibbles_min_8(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES_MIN, 8, 1, t)
-
-
-cdef void nibbles_min_1x2(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES_MIN, 1, 2, t)
-
-
-cdef void nibbles_min_2x2(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES_MIN, 2, 2, t)
-
-
-cdef void nibbles_min_3x2(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES_MIN, 3, 2, t)
-
-
-cdef void nibbles_min_4x2(const IntTile* t) noexcept nogil:
-    int_tile(NIBBLES_MIN, 4, 2, t)
-
-
-cdef void bytes_1(const IntTile* t) noexcept nogil:
-    int_tile(BYTES, 1, 1, t)
-
-
-cdef void bytes_2(const IntTile* t) noexcept nogil:
-    int_tile(BYTES, 2, 1, t)
-
-
-cdef void bytes_3(const IntTile* t) noexcept nogil:
-    int_tile(BYTES, 3, 1, t)
-
-
-cdef void bytes_4(const IntTile* t) noexcept nogil:
-    int_tile(BYTES, 4, 1, t)
-
-
-cdef void bytes_5(const IntTile* t) noexcept nogil:
-    int_tile(BYTES, 5, 1, t)
-
-
-cdef void bytes_6(const IntTile* t) noexcept nogil:
-    int_tile(BYTES, 6, 1, t)
-
-
-cdef void bytes_7(const IntTile* t) noexcept nogil:
-    int_tile(BYTES, 7, 1, t)
-
-
-cdef void bytes_8(const IntTile* t) noexcept nogil:
-    int_tile(BYTES, 8, 1, t)
-
-
-cdef void bytes_1x2(const IntTile* t) noexcept nogil:
-    int_tile(BYTES, 1, 2, t)
-
-
-cdef void bytes_2x2(const IntTile* t) noexcept nogil:
-    int_tile(BYTES, 2, 2, t)
-
-
-cdef void bytes_3x2(const IntTile* t) noexcept nogil:
-    int_tile(BYTES, 3, 2, t)
-
-
-cdef void bytes_4x2(const IntTile* t) noexcept nogil:
-    int_tile(BYTES, 4, 2, t)
-
-
-cdef void plane_1(const IntTile* t) noexcept nogil:
-    int_tile(PLANE, 1, 1, t)
-
-
-cdef void plane_2(const IntTile* t) noexcept nogil:
-    int_tile(PLANE, 2, 1, t)
-
-
-cdef void plane_3(const IntTile* t) noexcept nogil:
-    int_tile(PLANE, 3, 1, t)
-
-
-cdef void plane_4(const IntTile* t) noexcept nogil:
-    int_tile(PLANE, 4, 1, t)
-
-
-cdef void plane_5(const IntTile* t) noexcept nogil:
-    int_tile(PLANE, 5, 1, t)
-
-
-cdef void plane_6(const IntTile* t) noexcept nogil:
-    int_tile(PLANE, 6, 1, t)
-
-
-cdef void plane_7(const IntTile* t) noexcept nogil:
-    int_tile(PLANE, 7, 1, t)
-
-
-cdef void plane_8(const IntTile* t) noexcept nogil:
-    int_tile(PLANE, 8, 1, t)
-
-
-cdef int_tile_t INT_TILES[4][INT_PANELS][TILE_ROWS]
-INT_TILES[NIBBLES][0][0] = nibbles_1
-INT_TILES[NIBBLES][0][1] = nibbles_2
-INT_TILES[NIBBLES][0][2] = nibbles_3
-INT_TILES[NIBBLES][0][3] = nibbles_4
-INT_TILES[NIBBLES][0][4] = nibbles_5
-INT_TILES[NIBBLES][0][5] = nibbles_6
-INT_TILES[NIBBLES][0][6] = nibbles_7
-INT_TILES[NIBBLES][0][7] = nibbles_8
-INT_TILES[NIBBLES][1][0] = nibbles_1x2
-INT_TILES[NIBBLES][1][1] = nibbles_2x2
-INT_TILES[NIBBLES][1][2] = nibbles_3x2
-INT_TILES[NIBBLES][1][3] = nibbles_4x2
-INT_TILES[NIBBLES_MIN][0][0] = nibbles_min_1
-INT_TILES[NIBBLES_MIN][0][1] = nibbles_min_2
-INT_TILES[NIBBLES_MIN][0][2] = nibbles_min_3
-INT_TILES[NIBBLES_MIN][0][3] = nibbles_min_4
-INT_TILES[NIBBLES_MIN][0][4] = nibbles_min_5
-INT_TILES[NIBBLES_MIN][0][5] = nibbles_min_6
-INT_TILES[NIBBLES_MIN][0][6] = nibbles_min_7
-INT_TILES[NIBBLES_MIN][0][7] = nibbles_min_8
-INT_TILES[NIBBLES_MIN][1][0] = nibbles_min_1x2
-INT_TILES[NIBBLES_MIN][1][1] = nibbles_min_2x2
-INT_TILES[NIBBLES_MIN][1][2] = nibbles_min_3x2
-INT_TILES[NIBBLES_MIN][1][3] = nibbles_min_4x2
-INT_TILES[BYTES][0][0] = bytes_1
-INT_TILES[BYTES][0][1] = bytes_2
-INT_TILES[BYTES][0][2] = bytes_3
-INT_TILES[BYTES][0][3] = bytes_4
-INT_TILES[BYTES][0][4] = bytes_5
-INT_TILES[BYTES][0][5] = bytes_6
-INT_TILES[BYTES][0][6] = bytes_7
-INT_TILES[BYTES][0][7] = bytes_8
-INT_TILES[BYTES][1][0] = bytes_1x2
-INT_TILES[BYTES][1][1] = bytes_2x2
-INT_TILES[BYTES][1][2] = bytes_3x2
-INT_TILES[BYTES][1][3] = bytes_4x2
-INT_TILES[PLANE][0][0] = plane_1
-INT_TILES[PLANE][0][1] = plane_2
-INT_TILES[PLANE][0][2] = plane_3
-INT_TILES[PLANE][0][3] = plane_4
-INT_TILES[PLANE][0][4] = plane_5
-INT_TILES[PLANE][0][5] = plane_6
-INT_TILES[PLANE][0][6] = plane_7
-INT_TILES[PLANE][0][7] = plane_8
 
 
 cdef inline int int_rows(int np) noexcept nogil:
@@ -388,9 +180,14 @@ cdef inline int int_rows(int np) noexcept nogil:
     return TILE_ROWS if MI_NV == 1 and np == 1 else 4
 
 
+cdef inline bint opens(int fmt, Py_ssize_t m) noexcept nogil:
+    """Whether m rows are worth opening weights for."""
+    return MI_OPENS and ((fmt == BYTES and m >= OPEN_BYTES_ROWS) or (has_nibbles(fmt) and m >= OPEN_NIBBLES_ROWS))
+
+
 cdef inline int int_panels(int fmt, Py_ssize_t m) noexcept nogil:
     """Panels that a tile takes when there are m rows: few rows keep the units busy with two.
 
     With many, two share what is loaded of x, which pays where weights are not taken apart anew for every four rows.
     """
-    return 2 if MI_NV == 1 and fmt != PLANE and (m <= 4 or (fmt == BYTES and m > TILE_ROWS)) else 1
+    return 2 if MI_NV == 1 and fmt != PLANE and (m <= 4 or (fmt == BYTES and m > TILE_ROWS) or opens(fmt, m)) else 1

@@ -14,6 +14,23 @@ cdef int int_format(const PackedMatrix* w) noexcept nogil:
     return NIBBLES_MIN if w.has_min else NIBBLES
 
 
+cdef void open_weights(const int fmt, const IntTile* t, int panels, uint8_t* out) noexcept nogil:
+    """The weights of a run of some panels, taken apart once for all rows."""
+    cdef Py_ssize_t b
+    cdef const uint8_t* src
+    cdef int p, i, j
+    for p in range(panels):
+        for b in range(t.blocks):
+            src = t.w + p * t.panel + b * t.stride
+            if fmt == BYTES:
+                for i in range(8 * MI_NV):
+                    vi_store(out + p * OPENED + b * 512 + i * MI_VL * 4, vi_flip(vi_load(src + i * MI_VL * 4)))
+            else:
+                unpack_nibbles(0, src, out + p * OPENED + b * 512)
+            for j in range(9 if fmt == BYTES else 5):
+                mi_prefetch(src + t.ahead + 64 * j)
+
+
 cdef void int_rows_of_tile(int fmt, int np, int rows, IntTile* t) noexcept nogil:
     """All rows of a tile of x against np panels."""
     cdef int i, parts = (rows + int_rows(np) - 1) // int_rows(np)
@@ -34,12 +51,13 @@ cdef void int_panels_of(
     float* scratch,
 ) noexcept nogil:
     """All m rows, the first tile's blocks at x, against panels [p, p + panels), as many as a tile takes at once."""
-    # scratch, for planes alone: the bytes of INT_BLOCKS blocks, then their scales
+    # scratch: what was opened of some panels, or of a plane the bytes of INT_BLOCKS blocks, then their scales
     cdef Plane plane
     cdef IntTile t
     cdef int fmt = int_format(w)
     cdef Py_ssize_t nb = w.k // QBLOCK, first, c, i
     cdef Py_ssize_t chunks = 1 if m <= TILE_ROWS and fmt != PLANE else (nb + INT_BLOCKS - 1) // INT_BLOCKS
+    cdef bint opening = panels == INT_PANELS and opens(fmt, m)
     plane.scale = scratch + INT_BLOCKS * 512 // 4
     plane.minimum = NULL
     t.scale = plane.scale
@@ -58,10 +76,13 @@ cdef void int_panels_of(
             t.w, t.ahead = plane.q, 0
         else:
             t.w = w.data + p * w.panel_bytes + first * w.block_bytes
+            if opening:
+                open_weights(fmt, &t, panels, <uint8_t*>scratch)
+                t.open, t.ahead = <const uint8_t*>scratch, 0
         for i in range((m + TILE_ROWS - 1) // TILE_ROWS):
             t.x = x + i * nb + first
             t.y = out.y + i * TILE_ROWS * out.ldy
-            int_rows_of_tile(fmt, panels, <int>min(TILE_ROWS, m - i * TILE_ROWS), &t)
+            int_rows_of_tile(fmt + OPEN_NIBBLES if opening else fmt, panels, <int>min(TILE_ROWS, m - i * TILE_ROWS), &t)
 
 
 cdef void matmul_i8(
@@ -72,7 +93,7 @@ cdef void matmul_i8(
     cdef Py_ssize_t p, end = share(w.n_panels, th + 1, nth)
     MIRO_ASSERT(ldy >= w.n_panels * PANEL)
     MIRO_ASSERT(w.zero == (8 if fmt == NIBBLES else 32 if fmt == PLANE else 0))
-    MIRO_SPAN(0, INT_BLOCKS * 512 // 4 + 2 * INT_BLOCKS * PANEL, matmul_scratch_floats())
+    MIRO_SPAN(0, INT_PANELS * INT_BLOCKS * 512 // 4 + 2 * INT_BLOCKS * PANEL, matmul_scratch_floats())
     out.ldy = ldy
     p = share(w.n_panels, th, nth)
     while p < end:
@@ -107,7 +128,7 @@ cdef void swiglu_i8(
     cdef float* h = u + FFN_ROWS * QBLOCK
     MIRO_ASSERT(gate.n % QBLOCK == 0)
     MIRO_SPAN(
-        0, (2 * FFN_ROWS + TILE_ROWS) * QBLOCK + INT_BLOCKS * 512 // 4 + 2 * INT_BLOCKS * PANEL,
+        0, (2 * FFN_ROWS + TILE_ROWS) * QBLOCK + INT_PANELS * INT_BLOCKS * 512 // 4 + 2 * INT_BLOCKS * PANEL,
         matmul_scratch_floats(),
     )
     r = 0

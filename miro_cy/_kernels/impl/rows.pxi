@@ -59,13 +59,13 @@ cdef inline Py_ssize_t share_of_blocks(Py_ssize_t m, Py_ssize_t nb, bint whole, 
 cdef void quantise_rows(const float* x, Py_ssize_t ldx, int rows, int at, QuantBlock* block) noexcept nogil:
     """32 k of some rows into rows [at, at + rows) of a block."""
     cdef int i, h
+    cdef int32_t total[2]
     for i in range(rows):
         for h in range(2):
-            quantise_group(
-                x + i * ldx + h * QGROUP, &block.q[at + i][h * QGROUP], &block.d[h][at + i], &block.sum[h][at + i],
-            )
+            quantise_group(x + i * ldx + h * QGROUP, &block.q[at + i][h * QGROUP], &block.d[h][at + i], &total[h])
+            block.start[h][at + i] = -128 * total[h]
         block.dsum[at + i] = mi_fma(
-            block.d[1][at + i], <float>block.sum[1][at + i], block.d[0][at + i] * <float>block.sum[0][at + i],
+            block.d[1][at + i], <float>total[1], block.d[0][at + i] * <float>total[0],
         )
 
 

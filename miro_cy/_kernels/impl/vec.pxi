@@ -18,6 +18,7 @@ cdef extern from "vec.h" nogil:
         MI_VL
         MI_NV
         MI_SIGNED_ZERO
+        MI_OPENS
         MI_AHEAD
         MI_NARROW
     vf vf_load(const float* p)
@@ -36,6 +37,7 @@ cdef extern from "vec.h" nogil:
     vi vi_set1_bytes(const void* p)
     vi vi_and(vi x, int32_t mask)
     vi vi_or(vi a, vi b)
+    vi vi_flip(vi x)
     vi vi_shr(vi x, int n)
     vi vi_shl(vi x, int n)
     vi vi_dot_u8(vi narrow, vi w, vi a)

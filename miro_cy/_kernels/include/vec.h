@@ -53,6 +53,7 @@ MI_INLINE vi vi_set1(int32_t x) { return x - (vi){0}; }
 MI_INLINE vi vi_set1_bytes(const void *p) { int32_t x; memcpy(&x, p, 4); return vi_set1(x); }
 MI_INLINE vi vi_and(vi x, int32_t mask) { return x & mask; }
 MI_INLINE vi vi_or(vi a, vi b) { return a | b; }
+MI_INLINE vi vi_flip(vi x) { return x ^ (int32_t)0x80808080; } /* signed bytes <-> unsigned, 128 too large */
 MI_INLINE vi vi_shr(vi x, int n) { return x >> n; }
 MI_INLINE vi vi_shl(vi x, int n) { return (vi)((vi)x << n); }
 MI_INLINE vf vf_from_int(vi x) { return __builtin_convertvector(x, vf); }
@@ -257,15 +258,18 @@ MI_INLINE vi vi_widen(vi sum, vi narrow) {
 }
 
 /* Signed weights (all 8 bits used). With VNNI the weight's top bit is flipped, which makes it unsigned and 128 too
- * large: MI_SIGNED_ZERO is what a caller must take off again, times the sum of a. Activations lie in [-127, 127]. */
+ * large: MI_SIGNED_ZERO is what a caller must take off again, times the sum of a. Activations lie in [-127, 127].
+ * Where all 8 bits go through vi_dot_u8, matmuls of many rows may open their weights into unsigned bytes beforehand. */
 #if MI_VL == 16 && defined(__AVX512VNNI__)
 #define MI_SIGNED_ZERO 128
+#define MI_OPENS 1
 #else
 #define MI_SIGNED_ZERO 0
+#define MI_OPENS 0
 #endif
 MI_INLINE vi vi_dot_s8(vi sum, vi w, vi a) {
 #if MI_VL == 16 && defined(__AVX512VNNI__)
-    return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)(w ^ (int32_t)0x80808080), (__m512i)a);
+    return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)vi_flip(w), (__m512i)a);
 #elif MI_VL == 16
     __m512i minus_a = _mm512_mask_sub_epi8((__m512i)a, _mm512_movepi8_mask((__m512i)w), _mm512_setzero_si512(), (__m512i)a);
     __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8((__m512i)w), minus_a);
