@@ -10,21 +10,10 @@ from miro_cy._kernels.abi cimport (
     attention_scratch_floats, matmul_scratch_floats,
 )
 from miro_cy._kernels.kv cimport KVLayer
+from miro_cy._kernels.rows cimport bind_rows
 from miro_cy._kernels.select cimport kernels
 from miro_cy._kernels.weights cimport PackedWeights
 from miro_cy.batch cimport BatchView
-
-
-cdef void bind_rows(BatchView view, BatchRows* rows):
-    rows.n_rows = view.n_rows
-    rows.n_tokens = view.n_tokens
-    rows.slot = &view.slot[0]
-    rows.first_pos = &view.first_pos[0]
-    rows.n_tok = &view.n_tok[0]
-    rows.offset = &view.offset[0]
-    rows.table = &view.tables[0, 0, 0]
-    rows.table_stride = view.tables.shape[2]
-    rows.n_slots = view.tables.shape[1]
 
 
 #: abi.pxd's QuantBlock
