@@ -297,8 +297,14 @@ cdef class CpuExecutor:
         self.multiply(th, nth, w.k, b.h, self.hidden, b.k, b.ld_kv, m)
         self.multiply(th, nth, w.v, b.h, self.hidden, b.v, b.ld_kv, m)
         self.meet(th, nth, QKV)
-        self.table.rope(th, nth, rows, b.q, b.ld_q, self.n_heads, d, self.rope_dim, self.cos, self.sin, w.q_bias)
-        self.table.rope(th, nth, rows, b.k, b.ld_kv, self.n_kv_heads, d, self.rope_dim, self.cos, self.sin, w.k_bias)
+        self.table.rope(
+            th, nth, rows, b.q, b.ld_q, self.n_heads, d, self.rope_dim, self.cos, self.sin, w.q_bias, w.q_norm,
+            self.eps,
+        )
+        self.table.rope(
+            th, nth, rows, b.k, b.ld_kv, self.n_kv_heads, d, self.rope_dim, self.cos, self.sin, w.k_bias, w.k_norm,
+            self.eps,
+        )
         self.table.kv_write(th, nth, rows, &w.kv, b.k, b.ld_kv, b.v, b.ld_kv, w.v_bias)
         self.meet(th, nth, ROPE)
         self.table.attention(

@@ -41,6 +41,8 @@ cdef struct Layer:
     const PackedMatrix* down
     const float* attn_norm
     const float* ffn_norm
+    const float* q_norm     # of each head, before the rotation; NULL where q and k are not normalised
+    const float* k_norm
     const float* q_bias
     const float* k_bias
     const float* v_bias

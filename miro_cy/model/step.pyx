@@ -28,6 +28,7 @@ cdef dict set_weights(Layer* layer, dict matrices, dict vectors):
         v.setdefault("gate_bias", np.zeros(layer.gate.n, np.float32))
         v.setdefault("up_bias", np.zeros(layer.up.n, np.float32))
     layer.attn_norm, layer.ffn_norm = vector_of(v, "attn_norm"), vector_of(v, "ffn_norm")
+    layer.q_norm, layer.k_norm = vector_of(v, "q_norm"), vector_of(v, "k_norm")
     layer.q_bias, layer.k_bias, layer.v_bias = vector_of(v, "q_bias"), vector_of(v, "k_bias"), vector_of(v, "v_bias")
     layer.o_bias, layer.down_bias = vector_of(v, "o_bias"), vector_of(v, "down_bias")
     layer.gate_bias, layer.up_bias = vector_of(v, "gate_bias"), vector_of(v, "up_bias")
