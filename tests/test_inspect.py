@@ -17,7 +17,15 @@ from miro_cy.model.opening import open_checkpoint
 from miro_cy.model.weights import load_weights
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
-FILES = ["gguf/Q4_0.gguf", "gguf/Q4_1.gguf", "gguf/Q6_K.gguf", "hf/llama", "hf/llama-tied-bias", "hf/llama3-rope"]
+FILES = [
+    "gguf/Q4_0.gguf",
+    "gguf/Q4_1.gguf",
+    "gguf/Q6_K.gguf",
+    "hf/llama",
+    "hf/llama-tied-bias",
+    "hf/llama3-rope",
+    "hf/qwen3",
+]
 FREE = 2**30
 
 

@@ -99,6 +99,17 @@ def test_rope_and_kv_write(benchmark, dtype, n_tok):
     benchmark(run)
 
 
+@pytest.mark.parametrize("n_tok", [1, 256])
+@pytest.mark.parametrize("normed", [False, True])
+def test_rope_of_normed_heads(benchmark, normed, n_tok):
+    """Qwen3 0.6B's queries; without the norm, what it comes on top of."""
+    view = BatchView(1, n_tok, np.zeros((1, 1, 16), np.int32))
+    view.add_row(0, 0, np.zeros(n_tok, np.int32), 1)
+    cos, sin = rows(512, 64), rows(512, 64)
+    q, norm = RNG.standard_normal((n_tok, 16, 128)).astype(np.float32), rows(1, 128)[0]
+    benchmark(ops.rope, view, q, cos, sin, None, THREADS, norm if normed else None, 1e-6)
+
+
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_1"])
 def test_embed(benchmark, kind):
     w = PackedWeights(reference.random_raw(RNG, kind, 4096, 576), kind, 4096, 576, THREADS)

@@ -172,10 +172,11 @@ cdef struct KernelTable:
         int th, int nth, const float* gate, const float* up, Py_ssize_t ld, const float* gate_bias,
         const float* up_bias, float* y, Py_ssize_t ldy, Py_ssize_t m, Py_ssize_t k
     ) noexcept nogil
-    # bias and rotation of the heads of one projection, in place; cos, sin [positions, rope_dim / 2], interleaved pairs
+    # bias and rotation of the heads of one projection, in place, and between the two each head / its rms * norm, where
+    # norm [head_dim] is given; cos, sin [positions, rope_dim / 2], interleaved pairs
     void (*rope)(
         int th, int nth, const BatchRows* batch, float* x, Py_ssize_t ldx, int n_heads, int head_dim, int rope_dim,
-        const float* cos, const float* sin, const float* bias
+        const float* cos, const float* sin, const float* bias, const float* norm, float eps
     ) noexcept nogil
     void (*kv_write)(
         int th, int nth, const BatchRows* batch, const KVCache* kv, const float* k, Py_ssize_t ldk, const float* v,

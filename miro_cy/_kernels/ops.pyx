@@ -11,21 +11,10 @@ from miro_cy._kernels.abi cimport (
 )
 from miro_cy._kernels.kv cimport KVLayer
 from miro_cy._kernels.memory import empty
+from miro_cy._kernels.rows cimport bind_rows
 from miro_cy._kernels.select cimport kernels
 from miro_cy._kernels.weights cimport PackedWeights
 from miro_cy.batch cimport BatchView
-
-
-cdef void bind_rows(BatchView view, BatchRows* rows):
-    rows.n_rows = view.n_rows
-    rows.n_tokens = view.n_tokens
-    rows.slot = &view.slot[0]
-    rows.first_pos = &view.first_pos[0]
-    rows.n_tok = &view.n_tok[0]
-    rows.offset = &view.offset[0]
-    rows.table = &view.tables[0, 0, 0]
-    rows.table_stride = view.tables.shape[2]
-    rows.n_slots = view.tables.shape[1]
 
 
 #: abi.pxd's QuantBlock
@@ -190,14 +179,23 @@ def swiglu(
 
 def rope(
     BatchView view not None, float[:, :, ::1] x not None, const float[:, ::1] cos not None,
-    const float[:, ::1] sin not None, bias=None, int threads=1,
+    const float[:, ::1] sin not None, bias=None, int threads=1, norm=None, float eps=0,
 ):
-    """Rotate x [tokens, heads, head_dim] in place by the rows' positions; cos, sin [positions, rope_dim / 2]."""
-    cdef const float[::1] bias_
+    """Rotate x [tokens, heads, head_dim] in place by the rows' positions; cos, sin [positions, rope_dim / 2].
+
+    bias [heads * head_dim] is added first; norm [head_dim]: each head is then divided by its rms and multiplied by it.
+    """
+    cdef const float[::1] bias_, norm_
     cdef const float* bp = NULL
+    cdef const float* np_ = NULL
     if bias is not None:
         bias_ = bias
         bp = &bias_[0]
+    if norm is not None:
+        norm_ = norm
+        if norm_.shape[0] != x.shape[2]:
+            raise ValueError("shapes differ")
+        np_ = &norm_[0]
     if x.shape[0] != view.n_tokens or 2 * cos.shape[1] > x.shape[2]:
         raise ValueError("shapes differ")
     cdef BatchRows rows
@@ -207,7 +205,7 @@ def rope(
     for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
         table.rope(
             th, threads, &rows, &x[0, 0, 0], x.shape[1] * x.shape[2], <int>x.shape[1], <int>x.shape[2],
-            2 * <int>cos.shape[1], &cos[0, 0], &sin[0, 0], bp,
+            2 * <int>cos.shape[1], &cos[0, 0], &sin[0, 0], bp, np_, eps,
         )
 
 

@@ -109,8 +109,9 @@ def matmul_fast(q: NDArray[np.int8], d: F32, w: F32) -> NDArray[np.float64]:
 
 
 def rmsnorm(x: F32, weight: F32, eps: float) -> NDArray[np.float64]:
+    """x [..., k] / rms(x) * weight [k]."""
     x64 = x.astype(np.float64)
-    return x64 / np.sqrt((x64**2).mean(axis=1, keepdims=True) + eps) * weight
+    return x64 / np.sqrt((x64**2).mean(axis=-1, keepdims=True) + eps) * weight
 
 
 def swiglu(gate: F32, up: F32) -> NDArray[np.float64]:
@@ -118,9 +119,14 @@ def swiglu(gate: F32, up: F32) -> NDArray[np.float64]:
     return g / (1 + np.exp(-g)) * up
 
 
-def rope(x: F32, positions: NDArray[np.int32], cos: F32, sin: F32) -> NDArray[np.float64]:
-    """x [tokens, heads, d]: neighbouring pairs of the first 2 * cos.shape[1] dimensions rotate."""
-    out = x.astype(np.float64).copy()
+def rope(
+    x: F32, positions: NDArray[np.int32], cos: F32, sin: F32, norm: F32 | None = None, eps: float = 0.0
+) -> NDArray[np.float64]:
+    """x [tokens, heads, d]: neighbouring pairs of the first 2 * cos.shape[1] dimensions rotate.
+
+    norm [d]: each head is normalised by `rmsnorm` before that.
+    """
+    out = x.astype(np.float64) if norm is None else rmsnorm(x, norm, eps)
     half = cos.shape[1]
     c, s = cos[positions][:, None, :].astype(np.float64), sin[positions][:, None, :].astype(np.float64)
     a, b = out[..., 0 : 2 * half : 2].copy(), out[..., 1 : 2 * half : 2].copy()

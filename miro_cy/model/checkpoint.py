@@ -37,6 +37,11 @@ LAYER_ROLES = {
     "up": ("ffn", "hidden"),
     "down": ("hidden", "ffn"),
 }
+#: Of specs with `qk_norm`.
+QK_NORM_ROLES = {
+    "q_norm": ("head",),
+    "k_norm": ("head",),
+}
 BIAS_ROLES = {
     "q_bias": ("q",),
     "k_bias": ("kv",),
@@ -46,9 +51,9 @@ BIAS_ROLES = {
     "up_bias": ("ffn",),
     "down_bias": ("hidden",),
 }
-SHAPES = MODEL_ROLES | LAYER_ROLES | BIAS_ROLES
+SHAPES = MODEL_ROLES | LAYER_ROLES | QK_NORM_ROLES | BIAS_ROLES
 #: Roles whose rows are rotated in pairs.
-ROTATED = ("q", "k", "q_bias", "k_bias")
+ROTATED = ("q", "k", "q_bias", "k_bias", "q_norm", "k_norm")
 
 
 def sizes(spec: ModelSpec) -> dict[str, int]:
@@ -59,6 +64,7 @@ def sizes(spec: ModelSpec) -> dict[str, int]:
         "q": spec.n_heads * spec.head_dim,
         "kv": spec.n_kv_heads * spec.head_dim,
         "ffn": spec.ffn_size,
+        "head": spec.head_dim,
     }
 
 
@@ -81,8 +87,9 @@ class Checkpoint:
 
     names: role -> tensor name, "{}" standing for the layer's number; roles that are not there have no tensor.
     optional: roles whose tensor may be missing. ignored: names of tensors that are no weights.
-    split_pairs: the file keeps the two members of a rotary pair half a head apart, as Hugging Face's llama does; the
-        kernels, like GGUF files, want them next to each other, and `data` hands them out that way.
+    split_pairs: the file keeps the two members of a rotary pair half a head apart, as Hugging Face's folders and GGUF
+        files of a qwen3 do; the kernels, like GGUF files of a llama, want them next to each other, and `data` hands
+        them out that way.
     """
 
     source: TensorSource
@@ -158,5 +165,6 @@ class Checkpoint:
 
     def _places(self) -> Iterable[tuple[str, int | None]]:
         yield from ((role, None) for role in MODEL_ROLES if role in self.names)
+        norms = QK_NORM_ROLES if self.spec.qk_norm else ()
         for layer in range(self.spec.n_layers):
-            yield from ((role, layer) for role in (*LAYER_ROLES, *BIAS_ROLES) if role in self.names)
+            yield from ((role, layer) for role in (*LAYER_ROLES, *norms, *BIAS_ROLES) if role in self.names)

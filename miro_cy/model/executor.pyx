@@ -16,12 +16,12 @@ from miro_cy._kernels.abi cimport (
     QBLOCK, TILE_ROWS, BatchRows, KernelTable, PackedMatrix, QuantBlock, is_float_layout,
 )
 from miro_cy._kernels.kv cimport KVLayer, copy_block, touch_layer
+from miro_cy._kernels.rows cimport bind_rows
 from miro_cy._kernels.select cimport kernels
-from miro_cy._kernels.weights cimport PackedWeights
 from miro_cy.batch cimport BatchView
 from miro_cy.model.step cimport (
     ATTENTION, ATTENTION_OUT, DOWN, EMBED, GATE_UP, MAX_LAYERS, N_PARTS, NORM, OUTPUT, QKV, ROPE, SWIGLU, Buffers,
-    Layer, mi_profile, mi_profile_begin, mi_profile_mark, quant_bytes, scratch_of, set_widths,
+    Layer, matrix_of, mi_profile, mi_profile_begin, mi_profile_mark, quant_bytes, scratch_of, set_weights, set_widths,
 )
 from miro_cy.native cimport EXECUTORS, KV_BYTES, MIRO_INDEX, tally
 
@@ -38,17 +38,6 @@ cdef extern from "team.h" nogil:
 
 #: The parts of a step that `profile` tells apart, in the order of step.pxd.
 PARTS = ("embed", "norm", "qkv", "rope", "attention", "attention_out", "gate_up", "swiglu", "down", "output")
-
-
-cdef const PackedMatrix* matrix_of(PackedWeights w):
-    return &w.matrix
-
-
-cdef const float* vector_of(dict vectors, str role):
-    if role not in vectors:
-        return NULL
-    cdef const float[::1] v = vectors[role]
-    return &v[0]
 
 
 cdef class CpuExecutor:
@@ -85,6 +74,7 @@ cdef class CpuExecutor:
     cdef Py_ssize_t scratch_floats
     cdef object logits_array
     cdef BatchView view
+    cdef BatchRows rows                     # the view's
     cdef bint counted                       # among the live objects
     cdef mi_profile profile
 
@@ -137,20 +127,7 @@ cdef class CpuExecutor:
 
     cdef bind_layer(self, int i, weights, spec):
         cdef Layer* layer = &self.layers[i]
-        m = weights.matrices
-        v = dict(weights.vectors)
-        layer.q, layer.k, layer.v, layer.o = matrix_of(m["q"]), matrix_of(m["k"]), matrix_of(m["v"]), matrix_of(m["o"])
-        layer.gate, layer.up, layer.down = matrix_of(m["gate"]), matrix_of(m["up"]), matrix_of(m["down"])
-        if ("gate_bias" in v) != ("up_bias" in v):      # the SwiGLU kernel takes both or none
-            v.setdefault("gate_bias", memory.zeros(self.ffn, np.float32))
-            v.setdefault("up_bias", memory.zeros(self.ffn, np.float32))
-        self.keep.append(v)
-        layer.attn_norm, layer.ffn_norm = vector_of(v, "attn_norm"), vector_of(v, "ffn_norm")
-        layer.q_bias, layer.k_bias, layer.v_bias = vector_of(
-            v, "q_bias",
-        ), vector_of(v, "k_bias"), vector_of(v, "v_bias")
-        layer.o_bias, layer.down_bias = vector_of(v, "o_bias"), vector_of(v, "down_bias")
-        layer.gate_bias, layer.up_bias = vector_of(v, "gate_bias"), vector_of(v, "up_bias")
+        self.keep.append(set_weights(layer, weights.matrices, weights.vectors))
         layer.attention.n_heads = self.n_heads
         layer.attention.scale = self.spec.attention_scale
         layer.attention.soft_cap = spec.soft_cap
@@ -215,6 +192,7 @@ cdef class CpuExecutor:
         self.rope.fill_to(positions)
         self.grow_logits(view.n_logits)
         self.view = view
+        bind_rows(view, &self.rows)
         with nogil, parallel(num_threads=self.threads):
             self.walk(mi_thread_id(), mi_team_size())
         view.copies_made()
@@ -246,14 +224,13 @@ cdef class CpuExecutor:
 
     cdef void walk(self, int th, int nth) noexcept nogil:
         """The forward pass, as thread th of nth."""
-        cdef BatchRows rows
+        cdef BatchRows rows = self.rows
         cdef Buffers* b = &self.b
         cdef int i
         cdef const float* delta = NULL
         cdef const float* bias = NULL
         cdef mi_profile* p = &self.profile
         mi_profile_begin(p, th)
-        self.bind_rows(&rows)
         self.copy_blocks(th, nth)
         self.table.embed(
             th, nth, self.embedding, &self.view.tokens[0], rows.n_tokens, b.x, self.hidden,
@@ -277,17 +254,6 @@ cdef class CpuExecutor:
         for at in range(self.view.n_copies):
             for i in range(n * th // nth, n * (th + 1) // nth):
                 copy_block(&self.layers[self.full_group[i]].kv, self.view.copy[at, 1], self.view.copy[at, 2])
-
-    cdef void bind_rows(self, BatchRows* rows) noexcept nogil:
-        rows.n_rows = self.view.n_rows
-        rows.n_tokens = self.view.n_tokens
-        rows.slot = &self.view.slot[0]
-        rows.first_pos = &self.view.first_pos[0]
-        rows.n_tok = &self.view.n_tok[0]
-        rows.offset = &self.view.offset[0]
-        rows.table = &self.view.tables[0, 0, 0]
-        rows.table_stride = self.view.tables.shape[2]
-        rows.n_slots = self.view.tables.shape[1]
 
     cdef void meet(self, int th, int nth, int part) noexcept nogil:
         """Wait until every thread has done its share of a part of the step."""
@@ -332,8 +298,14 @@ cdef class CpuExecutor:
         self.multiply(th, nth, w.k, b.h, self.hidden, b.k, b.ld_kv, m)
         self.multiply(th, nth, w.v, b.h, self.hidden, b.v, b.ld_kv, m)
         self.meet(th, nth, QKV)
-        self.table.rope(th, nth, rows, b.q, b.ld_q, self.n_heads, d, self.rope_dim, self.cos, self.sin, w.q_bias)
-        self.table.rope(th, nth, rows, b.k, b.ld_kv, self.n_kv_heads, d, self.rope_dim, self.cos, self.sin, w.k_bias)
+        self.table.rope(
+            th, nth, rows, b.q, b.ld_q, self.n_heads, d, self.rope_dim, self.cos, self.sin, w.q_bias, w.q_norm,
+            self.eps,
+        )
+        self.table.rope(
+            th, nth, rows, b.k, b.ld_kv, self.n_kv_heads, d, self.rope_dim, self.cos, self.sin, w.k_bias, w.k_norm,
+            self.eps,
+        )
         self.table.kv_write(th, nth, rows, &w.kv, b.k, b.ld_kv, b.v, b.ld_kv, w.v_bias)
         self.meet(th, nth, ROPE)
         self.table.attention(

@@ -1,4 +1,7 @@
-"""The llama architecture in GGUF files: metadata -> ModelSpec, and where its tensors are."""
+"""The llama architecture in GGUF files: metadata -> ModelSpec, and where its tensors are.
+
+A qwen3 is a llama whose heads of q and k are normalised, and whose rotary pairs lie half a head apart.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ NAMES = {
     "k": "blk.{}.attn_k.weight",
     "v": "blk.{}.attn_v.weight",
     "o": "blk.{}.attn_output.weight",
+    "q_norm": "blk.{}.attn_q_norm.weight",
+    "k_norm": "blk.{}.attn_k_norm.weight",
     "ffn_norm": "blk.{}.ffn_norm.weight",
     "gate": "blk.{}.ffn_gate.weight",
     "up": "blk.{}.ffn_up.weight",
@@ -33,6 +38,8 @@ NAMES = {
     "up_bias": "blk.{}.ffn_up.bias",
     "down_bias": "blk.{}.ffn_down.bias",
 }
+#: general.architecture, which its keys begin with -> whether q and k are normalised and pairs split.
+ARCHITECTURES = {"llama": False, "qwen3": True}
 #: What each pair's rotary frequency is divided by, for models with llama3 scaling.
 ROPE_FACTORS = "rope_freqs.weight"
 LIMITS = {
@@ -59,14 +66,23 @@ def open_gguf(path: Path) -> Checkpoint:
         file.close()
         raise
     names = {role: name for role, name in NAMES.items() if not (role == "output" and spec.tied_output)}
-    return Checkpoint(file, f"GGUF {file.version}", spec, names, optional=BIAS_ROLES, ignored=(ROPE_FACTORS,))
+    return Checkpoint(
+        file,
+        f"GGUF {file.version}",
+        spec,
+        names,
+        optional=BIAS_ROLES,
+        ignored=(ROPE_FACTORS,),
+        split_pairs=ARCHITECTURES[spec.architecture],
+    )
 
 
 def read_spec(file: GGUFFile) -> ModelSpec:
     """The file's ModelSpec. Raises UnsupportedModel naming what is not supported, ModelFormatError on bad sizes."""
     architecture = file.get("general.architecture", str)
-    if architecture != "llama":
-        raise UnsupportedModel(f"{file.path}: architecture {architecture!r:.80} is not supported (llama is)")
+    if architecture not in ARCHITECTURES:
+        known = " and ".join(ARCHITECTURES)
+        raise UnsupportedModel(f"{file.path}: architecture {architecture!r:.80} is not supported ({known} are)")
     _refuse_variants(file)
     hidden = _size(file, "embedding_length")
     heads = _size(file, "attention.head_count")
@@ -85,10 +101,11 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         head_dim=head_dim,
         ffn_size=_size(file, "feed_forward_length"),
         context=_size(file, "context_length"),
-        norm_eps=_positive(file, "llama.attention.layer_norm_rms_epsilon"),
+        norm_eps=_positive(file, _key(file, "attention.layer_norm_rms_epsilon")),
         rope=_rope(file, head_dim),
         layers=(AttentionSpec(),) * _size(file, "block_count"),
         tied_output="output.weight" not in file.tensors,
+        qk_norm=ARCHITECTURES[architecture],
     )
     if problem := spec.problems():
         raise ModelFormatError(f"{file.path}: {problem}")
@@ -96,25 +113,30 @@ def read_spec(file: GGUFFile) -> ModelSpec:
 
 
 def _refuse_variants(file: GGUFFile) -> None:
-    if not file.get("llama.attention.causal", bool, True):
+    if not file.get(_key(file, "attention.causal"), bool, True):
         raise UnsupportedModel(f"{file.path}: attention that is not causal is not supported")
-    if file.get("llama.expert_count", int, 0):
+    if file.get(_key(file, "expert_count"), int, 0):
         raise UnsupportedModel(f"{file.path}: mixture-of-experts layers are not supported")
+    window = _key(file, "attention.sliding_window")
+    if (keys := file.get(window, int, 0)) and keys < _size(file, "context_length"):
+        raise UnsupportedModel(f"{file.path}: a sliding window ({window} {keys}) is not supported in GGUF files")
 
 
 def _rope(file: GGUFFile, head_dim: int) -> RopeSpec:
     dim = _size(file, "rope.dimension_count", head_dim)
-    theta = _positive(file, "llama.rope.freq_base", 10000.0)
+    if ARCHITECTURES[file.get("general.architecture", str)] and dim != head_dim:
+        key = _key(file, "rope.dimension_count")
+        raise UnsupportedModel(f"{file.path}: {key} {dim}, not the head dimension {head_dim}, is not supported")
+    theta = _positive(file, _key(file, "rope.freq_base"), 10000.0)
     # A factor with no type beside it means linear scaling, the only kind that older files know.
-    kind = file.get("llama.rope.scaling.type", str, "linear")
+    kind = file.get(_key(file, "rope.scaling.type"), str, "linear")
     if kind not in ("none", "linear"):
         raise UnsupportedModel(f"{file.path}: RoPE scaling {kind!r:.80} is not supported (linear is)")
-    if file.get("llama.rope.scaling.attn_factor", float, 1.0) != 1.0:
-        raise UnsupportedModel(
-            f"{file.path}: RoPE scaling of attention (llama.rope.scaling.attn_factor) is unsupported"
-        )
+    attention = _key(file, "rope.scaling.attn_factor")
+    if file.get(attention, float, 1.0) != 1.0:
+        raise UnsupportedModel(f"{file.path}: RoPE scaling of attention ({attention}) is unsupported")
     factor = 1.0
-    for key in ("llama.rope.scale_linear", "llama.rope.scaling.factor"):
+    for key in (_key(file, "rope.scale_linear"), _key(file, "rope.scaling.factor")):
         # Writers put 0 for "no factor".
         if kind == "linear" and file.get(key, float, 0.0) != 0.0:
             factor = _positive(file, key)
@@ -132,8 +154,13 @@ def _rope_factors(file: GGUFFile, pairs: int) -> tuple[float, ...]:
     return tuple(float(factor) for factor in file.data(ROPE_FACTORS).view(np.float32))
 
 
+def _key(file: GGUFFile, name: str) -> str:
+    """A metadata key of the file's architecture."""
+    return f"{file.get('general.architecture', str)}.{name}"
+
+
 def _size(file: GGUFFile, name: str, default: int | None = None) -> int:
-    key = f"llama.{name}"
+    key = _key(file, name)
     value = file.get(key, int) if default is None else file.get(key, int, default)
     if not 1 <= value <= LIMITS[name]:
         raise ModelFormatError(f"{file.path}: {key} must be between 1 and {LIMITS[name]}, not {value}")

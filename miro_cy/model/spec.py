@@ -55,7 +55,10 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Sizes in elements; `layers` has one entry a layer. Biases are used where the weights hold them."""
+    """Sizes in elements; `layers` has one entry a layer. Biases are used where the weights hold them.
+
+    qk_norm: an RMS norm over each head of q and k, before the rotary embedding.
+    """
 
     architecture: str
     vocab_size: int
@@ -69,6 +72,7 @@ class ModelSpec:
     rope: RopeSpec
     layers: tuple[AttentionSpec, ...]
     tied_output: bool
+    qk_norm: bool = False
 
     @property
     def n_layers(self) -> int:

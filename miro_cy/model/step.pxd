@@ -1,6 +1,7 @@
 """What a step works on: a layer's weights, the activations of all its tokens, and the parts its time is booked to."""
 
 from miro_cy._kernels.abi cimport Activations, AttentionParams, KVCache, PackedMatrix
+from miro_cy._kernels.weights cimport PackedWeights
 
 
 cdef extern from "profile.h" nogil:
@@ -40,6 +41,8 @@ cdef struct Layer:
     const PackedMatrix* down
     const float* attn_norm
     const float* ffn_norm
+    const float* q_norm     # of each head, before the rotation; NULL where q and k are not normalised
+    const float* k_norm
     const float* q_bias
     const float* k_bias
     const float* v_bias
@@ -68,6 +71,8 @@ cdef struct Buffers:
     Activations f           # SwiGLU's output in int8, where gate, up and down are all multiplied in integers
 
 
+cdef const PackedMatrix* matrix_of(PackedWeights w)
+cdef dict set_weights(Layer* layer, dict matrices, dict vectors)
 cdef void set_widths(Buffers* b, spec)
 cdef Py_ssize_t scratch_of(int head_dim)
 cdef Py_ssize_t quant_bytes(Py_ssize_t m, Py_ssize_t k)

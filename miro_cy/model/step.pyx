@@ -1,8 +1,38 @@
-"""Sizes of a step's buffers; see step.pxd."""
+"""A layer's weights as the kernels take them, and the sizes of a step's buffers; see step.pxd."""
+
+import numpy as np
 
 from miro_cy._kernels.abi cimport (
-    PANEL, QBLOCK, TILE_ROWS, QuantBlock, attention_scratch_floats, matmul_scratch_floats,
+    PANEL, QBLOCK, TILE_ROWS, PackedMatrix, QuantBlock, attention_scratch_floats, matmul_scratch_floats,
 )
+from miro_cy._kernels.weights cimport PackedWeights
+
+
+cdef const PackedMatrix* matrix_of(PackedWeights w):
+    return &w.matrix
+
+
+cdef const float* vector_of(dict vectors, str role) except? NULL:
+    if role not in vectors:
+        return NULL
+    cdef const float[::1] v = vectors[role]
+    return &v[0]
+
+
+cdef dict set_weights(Layer* layer, dict matrices, dict vectors):
+    """Point a layer at its weights, by role. Returns the vectors it points at, to be kept alive as `matrices` is."""
+    m, v = matrices, dict(vectors)
+    layer.q, layer.k, layer.v, layer.o = matrix_of(m["q"]), matrix_of(m["k"]), matrix_of(m["v"]), matrix_of(m["o"])
+    layer.gate, layer.up, layer.down = matrix_of(m["gate"]), matrix_of(m["up"]), matrix_of(m["down"])
+    if ("gate_bias" in v) != ("up_bias" in v):      # the SwiGLU kernel takes both or none
+        v.setdefault("gate_bias", np.zeros(layer.gate.n, np.float32))
+        v.setdefault("up_bias", np.zeros(layer.up.n, np.float32))
+    layer.attn_norm, layer.ffn_norm = vector_of(v, "attn_norm"), vector_of(v, "ffn_norm")
+    layer.q_norm, layer.k_norm = vector_of(v, "q_norm"), vector_of(v, "k_norm")
+    layer.q_bias, layer.k_bias, layer.v_bias = vector_of(v, "q_bias"), vector_of(v, "k_bias"), vector_of(v, "v_bias")
+    layer.o_bias, layer.down_bias = vector_of(v, "o_bias"), vector_of(v, "down_bias")
+    layer.gate_bias, layer.up_bias = vector_of(v, "gate_bias"), vector_of(v, "up_bias")
+    return v
 
 
 cdef Py_ssize_t padded(Py_ssize_t n):

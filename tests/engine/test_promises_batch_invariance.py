@@ -7,7 +7,7 @@ import pytest
 
 from miro_cy import Engine, SamplingParams
 
-GOLDEN = ["llama", "llama-odd"]
+GOLDEN = ["llama", "llama-odd", "qwen3"]
 #: How a request's tokens may be chosen; `seed` comes on top.
 WAYS = [
     {"temperature": 0},

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from miro_cy import Engine, SamplingParams
-from miro_cy.errors import UnsupportedModel
 from miro_cy.requests import Request
 from miro_cy.sampling.beam import BeamSearch
 from miro_cy.sampling.sampler import top_logprobs
@@ -38,36 +37,22 @@ SCHEDULES = {
 }
 
 
-@pytest.fixture(scope="module")
-def model_path(golden, request):
-    """Where a reference model is: in the repository, or in the larger reference data."""
-
-    def find(name):
-        path = golden(name)
-        return path if path.exists() else request.getfixturevalue("reference_data") / "hf" / name
-
-    return find
-
-
 @pytest.fixture
-def open_model(load, model_path):
-    """load_model(name, blocks, ...): an engine, its pool of so many blocks."""
+def open_model(load, golden):
+    """open_model(name, blocks, ...): an engine, its pool of so many blocks."""
 
     def make(name, blocks=0, **settings):
         settings = {"threads": 1, **settings}
-        try:
-            if blocks:
-                per_token = load(model_path(name), threads=1)._parts.spec.kv_bytes_per_token("fp32")
-                settings["kv_memory"] = per_token * settings["block_size"] * blocks
-            return load(model_path(name), **settings)
-        except UnsupportedModel as error:
-            pytest.skip(str(error))
+        if blocks:
+            per_token = load(golden(name), threads=1)._parts.spec.kv_bytes_per_token("fp32")
+            settings["kv_memory"] = per_token * settings["block_size"] * blocks
+        return load(golden(name), **settings)
 
     return make
 
 
 @pytest.fixture(scope="module")
-def from_scratch(model_path):
+def from_scratch(golden):
     """The hypotheses of a model's cases when every beam is computed again from its first token, with nothing shared.
 
     Slow and simple, with nothing between the search and the model's logits: what the engine's own beams must equal.
@@ -90,11 +75,8 @@ def from_scratch(model_path):
 
     @cache
     def compute(name):
-        try:
-            with Engine.load(model_path(name), threads=1, prefix_cache=False) as engine:
-                return [search(engine, case) for case in cases_of(name)]
-        except UnsupportedModel as error:
-            pytest.skip(str(error))
+        with Engine.load(golden(name), threads=1, prefix_cache=False) as engine:
+            return [search(engine, case) for case in cases_of(name)]
 
     return compute
 

@@ -41,23 +41,69 @@ def test_swiglu_equals_reference(isa, seed, m, k):
     )
 
 
-@property_test
-@given(seed=st.integers(0, 2**32), heads=st.integers(1, 4), half=st.integers(1, 20), extra=st.integers(0, 5))
-def test_rope_equals_reference(isa, seed, heads, half, extra):
-    rng = np.random.default_rng(seed)
-    d = 2 * half + extra
+def two_rows():
+    """A view of tokens at positions 5, 6, 7 of one sequence and 0 to 6 of another, and those positions."""
     view = BatchView(4, 64, np.zeros((1, 4, 1), np.int32))
     view.add_row(1, 5, np.zeros(3, np.int32), 1)
     view.add_row(0, 0, np.zeros(7, np.int32), 1)
+    return view, np.array([5, 6, 7, *range(7)], np.int32)
+
+
+def rotation(rng, half):
     angles = rng.uniform(0, 6, (16, half))
-    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+heads_of = {
+    "seed": st.integers(0, 2**32),
+    "heads": st.integers(1, 4),
+    "half": st.integers(1, 20),
+    "extra": st.integers(0, 5),
+}
+
+
+@property_test
+@given(**heads_of)
+def test_rope_equals_reference(isa, seed, heads, half, extra):
+    rng = np.random.default_rng(seed)
+    d = 2 * half + extra
+    view, positions = two_rows()
+    cos, sin = rotation(rng, half)
     x, bias = normal(rng, 10, heads, d), normal(rng, heads * d)
-    positions = np.array([5, 6, 7, *range(7)], np.int32)
     got = x.copy()
     ops.rope(view, got, cos, sin, bias, threads=2)
     np.testing.assert_allclose(
         got, reference.rope(x + bias.reshape(heads, d), positions, cos, sin), rtol=1e-5, atol=1e-6
     )
+
+
+@property_test
+@given(biased=st.booleans(), **heads_of)
+def test_rope_of_normed_heads_equals_reference(isa, seed, heads, half, extra, biased):
+    """Each head by itself, after the bias; the bits of a token whatever shares its step, and by whichever thread."""
+    rng = np.random.default_rng(seed)
+    d = 2 * half + extra
+    view, positions = two_rows()
+    cos, sin = rotation(rng, half)
+    scale = np.exp(rng.uniform(-6, 6, (10, heads, 1))).astype(np.float32)  # heads of very different sizes
+    x, norm = normal(rng, 10, heads, d) * scale, normal(rng, d)
+    bias = normal(rng, heads * d) if biased else None
+    got = x.copy()
+    ops.rope(view, got, cos, sin, bias, threads=2, norm=norm, eps=1e-3)
+    total = x if bias is None else x + bias.reshape(heads, d)
+    want = reference.rope(total, positions, cos, sin, norm, 1e-3)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    last = BatchView(1, 1, np.zeros((1, 1, 1), np.int32))
+    last.add_row(0, 6, np.zeros(1, np.int32), 1)
+    alone = x[-1:].copy()
+    ops.rope(last, alone, cos, sin, bias, norm=norm, eps=1e-3)
+    np.testing.assert_array_equal(alone[0], got[-1])
+
+
+def test_the_norm_of_heads_has_their_size(isa):
+    view, _ = two_rows()
+    with pytest.raises(ValueError, match="shapes differ"):
+        ops.rope(view, np.ones((10, 2, 4), np.float32), *np.ones((2, 16, 2), np.float32), norm=np.ones(8, np.float32))
 
 
 def test_exp_is_accurate_and_safe(isa):
@@ -76,3 +122,10 @@ def test_rmsnorm_passes_non_finite_on(bad):
     y = ops.add_rmsnorm(x, np.ones(40, np.float32), 1e-5)
     assert np.isfinite(y[0]).all()
     assert not np.isfinite(y[1]).all()
+    view, _ = two_rows()
+    heads = np.ones((10, 2, 4), np.float32)
+    heads[3, 1, 2] = bad
+    ops.rope(view, heads, *np.ones((2, 16, 2), np.float32), norm=np.ones(4, np.float32), eps=1e-5)
+    whole = np.isfinite(heads).all(axis=2)
+    assert not whole[3, 1]
+    assert whole.sum() == whole.size - 1

@@ -72,7 +72,7 @@ def unigram_json() -> dict[str, Any]:
 
 
 def make_folders(folder: Path, byte_level: dict[str, Any], sentencepiece: bytes) -> list[Path]:
-    """Three Hugging Face folders: byte-level BPE, SentencePiece, and Unigram with the weights in two files."""
+    """Four Hugging Face folders: byte-level BPE, SentencePiece, Unigram with the weights in two files, and a qwen3."""
     settings = {
         "bos_token": {"content": "<s>", "lstrip": False},
         "eos_token": "</s>",
@@ -92,6 +92,7 @@ def make_folders(folder: Path, byte_level: dict[str, Any], sentencepiece: bytes)
             "tokenizer_config.json": settings | {"chat_template": [{"name": "default", "template": TEMPLATE}]},
             "added_tokens.json": {"<new>": 269},
         },
+        "qwen3": {"tokenizer.json": byte_level, "tokenizer_config.json": settings},
     }
     made = []
     for name, files in texts.items():
@@ -102,7 +103,7 @@ def make_folders(folder: Path, byte_level: dict[str, Any], sentencepiece: bytes)
         for file, content in files.items():
             (path / file).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
         made.append(path)
-    _split(made[-1])
+    _split(folder / "llama3-rope")
     return made
 
 

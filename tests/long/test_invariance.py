@@ -19,7 +19,7 @@ from miro_cy import Engine, SamplingParams
 from miro_cy._kernels import select
 from miro_cy.requests import Event, Request
 
-#: Rounds for a model in an instruction set; there are 7 models and up to 5 sets.
+#: Rounds for a model in an instruction set; there are 9 models and up to 5 sets.
 ROUNDS = 10
 MAX_STEPS = 20_000
 LONGEST = 380

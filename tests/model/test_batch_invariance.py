@@ -31,6 +31,8 @@ CASES = [
     ("hf/llama-tied-bias/model-f32.gguf", False, "fp32"),
     ("hf/llama-tied-bias/model-f32.gguf", False, "int8"),
     ("hf/llama-mha-headdim/model-f32.gguf", False, "fp16"),
+    ("hf/qwen3/model-f32.gguf", False, "fp32"),
+    ("hf/qwen3/model-f32.gguf", False, "int8"),
 ]
 
 Loader = Callable[[str], Callable[..., Any]]

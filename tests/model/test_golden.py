@@ -19,6 +19,7 @@ MODELS = [
     "llama-headdim96",
     "llama3-rope",
     "llama-linear-rope",
+    "qwen3",
 ]
 #: Largest error of a logit, in parts of the spread of all logits.
 TOLERANCE = 2e-3

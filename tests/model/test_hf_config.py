@@ -59,8 +59,10 @@ def test_defaults_of_the_configuration(folder: Any) -> None:
     [
         ({"model_type": "mixtral"}, "model_type 'mixtral'"),
         ({"model_type": None}, "model_type None"),
+        ({"model_type": ["llama"]}, r"model_type \['llama'\]"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"is_causal": False}, "is_causal"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "scaling 'dynamic'"),
         ({"rope_scaling": {"rope_type": "yarn", "type": "linear", "factor": 2.0}}, "scaling 'yarn'"),
@@ -97,6 +99,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         ({"rope_parameters": LLAMA3 | {"low_freq_factor": 4.0}}, "low_freq_factor 4.0 must be below"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false"),
         ({"attention_bias": "no"}, "attention_bias must be true or false"),
+        ({"is_causal": 0}, "is_causal must be true or false"),
         ({"eos_token_id": 320}, "eos_token_id must be token ids below 320"),
         ({"eos_token_id": [2, -1]}, "eos_token_id"),
         ({"eos_token_id": {"a": 2}}, "eos_token_id"),
@@ -149,8 +152,12 @@ def test_a_folder_without_its_configuration(folder: Any) -> None:
     refuse(folder.path, ModelFormatError, "config.json is not a file but a folder")
 
 
-def test_promise_a_model_file_is_data_under_mutation_of_its_configuration(folder: Any) -> None:
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_promise_a_model_file_is_data_under_mutation_of_its_configuration(
+    open_folder: Callable[[str], Any], name: str
+) -> None:
     """A typed error or a correct load; never another exception, never much memory."""
+    folder = open_folder(name)
     values: list[Any] = [None, 0, 1, 2, -1, 2**31, 2**64, 0.5, 1e300, "", "llama", True, False, [], [1], {}, {"a": 1}]
     draw = random.Random(20240608)
     path = folder.write()

@@ -27,6 +27,7 @@ MODELS = [
     "llama-headdim96",
     "llama3-rope",
     "llama-linear-rope",
+    "qwen3",
 ]
 TOLERANCE = 2e-3
 IDS = [5, 300, 17, 17, 2, 101]
@@ -189,7 +190,9 @@ def test_fingerprint_tells_folders_apart(folder: Any) -> None:
 # --- tensors -----------------------------------------------------------------------------------------------------
 
 
-def test_each_tensor_is_needed_in_its_shape(folder: Any) -> None:
+@pytest.mark.parametrize("model", ["llama", "qwen3"])
+def test_each_tensor_is_needed_in_its_shape(open_folder: Callable[[str], Any], model: str) -> None:
+    folder = open_folder(model)
     whole = dict(folder.tensors)
     for name, (dtype, shape, raw) in whole.items():
         folder.tensors = {other: tensor for other, tensor in whole.items() if other != name}
@@ -199,7 +202,14 @@ def test_each_tensor_is_needed_in_its_shape(folder: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["model.layers.2.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.bias", "x\n", "rotary_emb.inv_freq"]
+    "name",
+    [
+        "model.layers.2.mlp.up_proj.weight",
+        "model.layers.0.self_attn.q_proj.bias",
+        "model.layers.0.self_attn.q_norm.weight",
+        "x\n",
+        "rotary_emb.inv_freq",
+    ],
 )
 def test_extra_tensor(folder: Any, name: str) -> None:
     folder.tensors[name] = ("F32", (64,), bytes(256))

@@ -20,7 +20,6 @@ REFUSED = {
     "phi3": "phi3",
     "phi3-longrope": "phi3",
     "qwen2": "qwen2",
-    "qwen3": "qwen3",
     "qwen3-moe": "qwen3_moe",
     "smollm3": "smollm3",
 }

@@ -1,4 +1,4 @@
-# Per-row operations: activation quantisation, RMSNorm with residual, SwiGLU, rotary embedding.
+# Per-row operations: activation quantisation, RMSNorm with residual, SwiGLU, rotary embedding with or without a norm.
 # Sums run over 16 fixed lanes, folded in a fixed order, so that a row's bits depend on the row alone.
 
 cdef inline float int8_inverse(float big) noexcept nogil:
@@ -80,18 +80,10 @@ cdef void quantise(
         )
 
 
-cdef void add_rmsnorm_row(
-    float* x, const float* delta, const float* bias, const float* weight, float* y, Py_ssize_t k, float eps,
-) noexcept nogil:
+cdef inline float rms_inverse(const float* x, Py_ssize_t k, float eps) noexcept nogil:
+    """1 / sqrt(mean(x^2) + eps)"""
     cdef float lane[16]
-    cdef float scale
     cdef Py_ssize_t i, j, whole = k // 16 * 16
-    if delta != NULL:
-        for i in range(k):
-            x[i] = x[i] + delta[i]
-    if bias != NULL:
-        for i in range(k):
-            x[i] = x[i] + bias[i]
     for j in range(16):
         lane[j] = 0
     for i in range(0, whole, 16):
@@ -99,7 +91,21 @@ cdef void add_rmsnorm_row(
             lane[j] = mi_fma(x[i + j], x[i + j], lane[j])
     for i in range(whole, k):
         lane[i - whole] = mi_fma(x[i], x[i], lane[i - whole])
-    scale = <float>1.0 / sqrtf(mi_fold16(lane) / <float>k + eps)
+    return <float>1.0 / sqrtf(mi_fold16(lane) / <float>k + eps)
+
+
+cdef void add_rmsnorm_row(
+    float* x, const float* delta, const float* bias, const float* weight, float* y, Py_ssize_t k, float eps,
+) noexcept nogil:
+    cdef float scale
+    cdef Py_ssize_t i
+    if delta != NULL:
+        for i in range(k):
+            x[i] = x[i] + delta[i]
+    if bias != NULL:
+        for i in range(k):
+            x[i] = x[i] + bias[i]
+    scale = rms_inverse(x, k, eps)
     for i in range(k):
         y[i] = x[i] * scale * weight[i]
 
@@ -161,6 +167,18 @@ cdef void swiglu(
         )
 
 
+cdef void norm_heads(float* x, int n_heads, int head_dim, const float* weight, float eps) noexcept nogil:
+    """Each head of a row / its rms * weight, in place."""
+    cdef float scale
+    cdef float* head
+    cdef int h, i
+    for h in range(n_heads):
+        head = x + h * head_dim
+        scale = rms_inverse(head, head_dim, eps)
+        for i in range(head_dim):
+            head[i] = head[i] * scale * weight[i]
+
+
 cdef inline void rope_head(float* x, int rope_dim, const float* cos, const float* sin) noexcept nogil:
     cdef int i
     cdef float a, b
@@ -173,7 +191,7 @@ cdef inline void rope_head(float* x, int rope_dim, const float* cos, const float
 
 cdef void rope(
     int th, int nth, const BatchRows* batch, float* x, Py_ssize_t ldx, int n_heads, int head_dim, int rope_dim,
-    const float* cos, const float* sin, const float* bias,
+    const float* cos, const float* sin, const float* bias, const float* norm, float eps,
 ) noexcept nogil:
     # Su et al. 2021, "RoFormer", on neighbouring pairs (the order of GGUF llama files)
     cdef Py_ssize_t t, j, first, last, position
@@ -188,6 +206,8 @@ cdef void rope(
             if bias != NULL:
                 for j in range(n_heads * head_dim):
                     row[j] = row[j] + bias[j]
+            if norm != NULL:
+                norm_heads(row, n_heads, head_dim, norm, eps)
             for h in range(n_heads):
                 rope_head(
                     row + h * head_dim, rope_dim, cos + position * (rope_dim // 2), sin + position * (rope_dim // 2),
