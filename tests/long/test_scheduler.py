@@ -90,7 +90,7 @@ def play(seed: str) -> tuple[Any, Counter[str]]:
     bound = sum(sum(world.size(seq)) * n for seq, n in to_come.items())
     seen["steps left"] = world.run(max_steps=bound + 1)
     seen["forked"] = len(world.given)
-    seen["forked without room"] = world.queued_forks
+    seen["forked without room"] = world.queued
     seen["preempted"] = scheduler.preemptions
     seen["evicted"] = world.pool.evictions
     seen["cached"] = sum(world.cached.values())
