@@ -66,7 +66,6 @@ cdef class Scheduler(RelatedSequences):
     cdef object _budget
     cdef object _rate                   # of the waiting queue
     # The last plan: its rows are _n_decode Decoding handles, then Prefilling ones.
-    cdef bint _is_planned               # between plan() and commit()
     cdef int _n_decode
     cdef int64_t _decode_keys           # keys that those rows attend to
     cdef Decoding* _decode_row          # [max_num_seqs]
@@ -167,7 +166,6 @@ cdef class Scheduler(RelatedSequences):
         self._table.begin_plan()
         if self._is_planned:
             self._drop_plan()
-        self._is_committed = False
         self._keep_oldest_going()
         self._plan_decodes()
         self._plan_chunks()
@@ -351,7 +349,7 @@ cdef class Scheduler(RelatedSequences):
                 n_prompt += self.view.n_tok[i]
                 prompt_keys += n * self.view.first_pos[i] + n * (n + 1) // 2
         self._budget.observe(self._n_decode, self._decode_keys, n_prompt, prompt_keys, seconds)
-        self._is_planned, self._is_committed = False, True
+        self._is_planned = False
         self.view.copies_made()
         cdef double now = self._clock()
         for i in range(self.view.n_rows):

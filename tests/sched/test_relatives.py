@@ -124,6 +124,21 @@ def test_who_joins_waits_behind_its_family_and_before_others(make_world: Make) -
     world.check_outputs()
 
 
+def test_a_plan_that_computes_nothing_is_in_nobodys_way(make_world: Make) -> None:
+    world = make_world()
+    seq = decoding(world)
+    hold(world, seq)
+    for token in (5, 6):
+        assert world.step() is None
+        world.resume(seq, token)
+        hold(world, seq)
+    assert world.step() is None
+    joined, fork = world.join(seq, [2]), world.fork(seq, 3)
+    assert world.step() == [joined, fork]
+    world.run()
+    world.check_outputs()
+
+
 def test_what_cannot_join(make_world: Make) -> None:
     world = make_world()
     seq = decoding(world)
