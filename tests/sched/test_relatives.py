@@ -124,6 +124,29 @@ def test_who_joins_waits_behind_its_family_and_before_others(make_world: Make) -
     world.check_outputs()
 
 
+def test_newer_ones_give_way_to_who_joins(make_world: Make) -> None:
+    """Else they could have the blocks that it waits for until they end, and be admitted again before it."""
+    world = make_world()
+    seq, young, younger = decoding(world), decoding(world, 3), decoding(world, 4)
+    joined = world.join(seq, [2])
+    assert [world.scheduler.state(one) for one in (seq, joined, young, younger)] == ["decoding", *["queued"] * 3]
+    assert world.scheduler.preemptions == 2
+    world.scheduler.check_integrity()
+    assert world.step() == [seq, joined, young, younger]
+    world.run()
+    world.check_outputs()
+
+
+def test_who_joins_waits_behind_older_families(make_world: Make) -> None:
+    world = make_world()
+    old, young = decoding(world), decoding(world, 5)
+    first, second, third = world.join(young, [1]), world.join(old, [2]), world.join(young, [3])
+    world.scheduler.check_integrity()
+    assert world.step() == [old, second, young, first, third]
+    world.run()
+    world.check_outputs()
+
+
 def test_a_plan_that_computes_nothing_is_in_nobodys_way(make_world: Make) -> None:
     world = make_world()
     seq = decoding(world)
