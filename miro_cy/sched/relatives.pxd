@@ -1,4 +1,4 @@
-"""A scheduler's part between commit() and plan(): who joins a family, and who goes on when it has waited for it."""
+"""A scheduler's part between two steps: who joins a family, and who goes on when it has waited for it."""
 
 from miro_cy.batch cimport BatchView
 from miro_cy.sched.room cimport KVRoom
@@ -11,6 +11,6 @@ cdef class RelatedSequences(VisibleSequences):
     cdef object _policy
     cdef object _families
     cdef KVRoom _room
-    cdef bint _is_committed             # between commit() and plan()
+    cdef bint _is_planned               # between plan() and commit()
 
     cdef int _check_committed(self) except -1

@@ -4,10 +4,11 @@ from libc.stdint cimport int32_t, int64_t
 
 
 cdef class RelatedSequences(VisibleSequences):
-    """The part of a scheduler that changes families. `fork`, `join` and `resume` raise ValueError before the commit."""
+    """The part of a scheduler that changes families. `fork`, `join` and `resume` raise ValueError between a plan that
+    computes something and its commit."""
 
     cdef int _check_committed(self) except -1:
-        if not self._is_committed:
+        if self._is_planned:
             raise ValueError("a family changes before the step is committed")
         return 0
 

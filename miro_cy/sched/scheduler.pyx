@@ -15,7 +15,8 @@ A step, in order:
        watermark and a block in each layer group for every running sequence that may still grow, and every fork still to
        come: what is admitted should not be preempted at once. Under `admission="reserve"` all that it may come to need
        is kept for it, and so is what its forks may (room.pxd). A request whose forks are more than there is room for is
-       admitted when nothing else is; forks without room wait like preempted sequences.
+       admitted when nothing else is; forks without room wait like preempted sequences, and so do those that join a
+       family, to whom newer ones that run give way.
 
 Why this ends: sequences are older or newer by their first admission. The oldest is never preempted for another, and
 whatever `check` let in fits an empty pool, so the oldest always advances, and with it each in turn. Who waits for its
@@ -61,12 +62,10 @@ cdef class Scheduler(RelatedSequences):
     cdef readonly object limits
     cdef readonly object config
     cdef readonly int max_logits        # most logits rows of a step
-    cdef readonly int preemptions       # since the start
     cdef BlockPool _pool
     cdef object _budget
     cdef object _rate                   # of the waiting queue
     # The last plan: its rows are _n_decode Decoding handles, then Prefilling ones.
-    cdef bint _is_planned               # between plan() and commit()
     cdef int _n_decode
     cdef int64_t _decode_keys           # keys that those rows attend to
     cdef Decoding* _decode_row          # [max_num_seqs]
@@ -167,7 +166,6 @@ cdef class Scheduler(RelatedSequences):
         self._table.begin_plan()
         if self._is_planned:
             self._drop_plan()
-        self._is_committed = False
         self._keep_oldest_going()
         self._plan_decodes()
         self._plan_chunks()
@@ -219,9 +217,7 @@ cdef class Scheduler(RelatedSequences):
         """The newest running sequence gives way. InternalError when it is the only one."""
         if self._sets.n_running() < 2:
             raise InternalError("the whole KV pool cannot hold the only running sequence")
-        self._sets.preempt_newest()
-        self.preemptions += 1
-        return 0
+        return self._sets.preempt_newest()
 
     cdef int _plan_decodes(self) except -1:
         """A row for each decoding sequence, preempting the newest when there is no room for it."""
@@ -351,7 +347,7 @@ cdef class Scheduler(RelatedSequences):
                 n_prompt += self.view.n_tok[i]
                 prompt_keys += n * self.view.first_pos[i] + n * (n + 1) // 2
         self._budget.observe(self._n_decode, self._decode_keys, n_prompt, prompt_keys, seconds)
-        self._is_planned, self._is_committed = False, True
+        self._is_planned = False
         self.view.copies_made()
         cdef double now = self._clock()
         for i in range(self.view.n_rows):

@@ -8,7 +8,8 @@
 
 "Older" is the order of first admission, which is service order from then on: every running sequence is older than every
 preempted one, and stays so. A fork comes right behind its family. It runs at once, or it joins the preempted ones: when
-there is no room, or one of its family waits already. Who joins a family with tokens of its own waits with them.
+there is no room, or one of its family waits already. Who joins a family with tokens of its own waits with them, and
+newer ones that run give way to it: else they could keep it waiting for as long as they like.
 """
 
 from cython cimport final
@@ -26,6 +27,7 @@ cdef class SequenceSets:
     cdef readonly int n_preempted
     cdef readonly int n_prefilling
     cdef readonly int n_decoding
+    cdef readonly int preemptions   # since the start
     cdef Queued* waiting            # [n_entries]
     cdef Queued* preempted          # [n_entries]
     cdef Prefilling* prefilling     # [n_entries]

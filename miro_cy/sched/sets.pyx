@@ -141,9 +141,9 @@ cdef class SequenceSets:
             join_queued(self.table, self._slot_of[id], self._next_id, tokens), self._behind_family(source))
 
     cdef int _behind_family(self, const Sequence* seq) except -1:
-        """Where among the preempted ones a new sequence of its family belongs; 0: none of them waits."""
+        """Where among the preempted ones a new sequence of its family belongs; 0: none of it waits, and none older."""
         cdef int at = 0
-        while at < self.n_preempted and self.table.queued(self.preempted[at]).order == seq.order:
+        while at < self.n_preempted and self.table.queued(self.preempted[at]).order <= seq.order:
             at += 1
         return at
 
@@ -151,6 +151,8 @@ cdef class SequenceSets:
         MIRO_INDEX(self.n_preempted, self.table.n_entries)
         insert[Queued](self.preempted, self.n_preempted, at, h)
         self.n_preempted += 1
+        while not self.is_newest(self.table.queued(h)):
+            self.preempt_newest()
         return self._know(h.slot)
 
     cdef int resume(self, object id, int token, double now) except -1:
@@ -175,10 +177,11 @@ cdef class SequenceSets:
             self.n_decoding > 0 and is_older(seq, self.table.decoding(self.decoding[self.n_decoding - 1])))
 
     cdef int preempt_newest(self) except -1:
-        """The newest running sequence becomes the oldest of the preempted ones."""
+        """The newest running sequence joins the preempted ones, before all that are newer."""
         cdef const Sequence* prefilling = NULL
         cdef const Sequence* decoding = NULL
         cdef Queued h
+        cdef int at = 0
         if self.n_prefilling > 0:
             prefilling = self.table.prefilling(self.prefilling[self.n_prefilling - 1])
         if self.n_decoding > 0:
@@ -191,9 +194,12 @@ cdef class SequenceSets:
             self.n_decoding -= 1
         else:
             raise InternalError("nothing runs that could be preempted")
+        while at < self.n_preempted and is_older(self.table.queued(self.preempted[at]), self.table.queued(h)):
+            at += 1
         MIRO_INDEX(self.n_preempted, self.table.n_entries)
-        insert[Queued](self.preempted, self.n_preempted, 0, h)
+        insert[Queued](self.preempted, self.n_preempted, at, h)
         self.n_preempted += 1
+        self.preemptions += 1
         return 0
 
     cdef int finish(self, object id) except -1:

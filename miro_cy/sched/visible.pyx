@@ -23,6 +23,11 @@ cdef class VisibleSequences:
         return self._sets.n_running()
 
     @property
+    def preemptions(self):
+        """How often a sequence gave its blocks back for others, since the start."""
+        return self._sets.preemptions
+
+    @property
     def has_work(self):
         """Whether any sequence waits or has tokens to compute. False when all that is left waits to be finished."""
         cdef int i

@@ -56,8 +56,24 @@ def add(world: Any, draw: random.Random) -> None:
         priority=draw.randrange(-3, 4),
         client=draw.choice("abcde"),
         choices=draw.choice([1, 1, 1, 2, 8]),
-        sampled=draw.random() < 0.7,
+        **draw.choice([{"sampled": True}, {"beams": True}, {}]),
     )
+
+
+def relate(world: Any, draw: random.Random, what: str) -> None:
+    """Fork a sequence, hold one back, hand one that waits its token, or have another join its family."""
+    able = {"fork": world.can_fork, "hold": world.is_free, "resume": world.can_resume, "join": world.can_join}[what]
+    for seq in filter(able, world.live()):
+        if draw.random() < 0.3:
+            if what == "hold":
+                world.on_hold.add(seq)
+            elif what == "join":
+                n_prompt, max_new = world.size(seq)
+                generated = world.scheduler.tokens(seq).tolist()[n_prompt : n_prompt + draw.randrange(max_new - 1)]
+                world.join(seq, [*generated, draw.randrange(4)])
+            else:
+                getattr(world, what)(seq, draw.randrange(4))
+            return
 
 
 def play(seed: str) -> tuple[Any, Counter[str]]:
@@ -66,8 +82,10 @@ def play(seed: str) -> tuple[Any, Counter[str]]:
     world = make_world(draw)
     scheduler = world.scheduler
     for _ in range(OPERATIONS):
-        live = [seq for seq in world.prompts if scheduler.is_live(seq)]
-        what = draw.choices(["add", "step", "fail", "cancel", "fork"], [6, 12, 1, 1, 2])[0]
+        live = world.live()
+        what = draw.choices(
+            ["add", "step", "fail", "cancel", "fork", "hold", "resume", "join"], [6, 12, 1, 1, 2, 1, 2, 1]
+        )[0]
         if what == "add":
             try:
                 add(world, draw)
@@ -78,19 +96,19 @@ def play(seed: str) -> tuple[Any, Counter[str]]:
         elif what == "fail":
             failed = world.fail_step(early=draw.random() < 0.5)
             for seq in failed if draw.random() < 0.3 else []:
-                scheduler.finish(seq)
-        elif what == "fork":
-            if able := [seq for seq in live if world.can_fork(seq)]:
-                world.fork(draw.choice(able), draw.randrange(4))
+                if scheduler.is_live(seq):
+                    world.cancel(seq)
+        elif what != "cancel":
+            relate(world, draw, what)
         elif live:
-            scheduler.finish(draw.choice(live))
+            world.cancel(draw.choice(live))
             seen["cancelled"] += 1
         scheduler.check_integrity()
-    to_come = {seq: world.sizes[seq] if seq in world.to_fork else 1 for seq in world.live()}
-    bound = sum(sum(world.size(seq)) * n for seq, n in to_come.items())
-    seen["steps left"] = world.run(max_steps=bound + 1)
-    seen["forked"] = len(world.given)
-    seen["forked without room"] = world.queued_forks
+    seen["steps left"] = world.run(max_steps=world.most_steps() + 2)
+    seen["forked"] = sum(len(family) - 1 for family in world.families.values()) - world.joined
+    seen["forked without room"] = world.queued - world.joined
+    seen["joined"], seen["resumed"], seen["given up"] = world.joined, world.resumed, world.searches.given_up
+    seen["searched"] = len(world.searches.found)
     seen["preempted"] = scheduler.preemptions
     seen["evicted"] = world.pool.evictions
     seen["cached"] = sum(world.cached.values())
@@ -108,8 +126,10 @@ def test_promise_3_conservation_over_random_rounds(part: int, scaled: Callable[[
         if number % 8 == 0:
             again, _ = play(f"{part} {number}")
             assert (again.log, again.outputs, again.cached) == (world.log, world.outputs, world.cached)
+            assert again.searches.found == world.searches.found
         seen += counts
         seen["ended"] += len(world.outputs)
     print(dict(seen), file=sys.stderr)
-    wanted = ("ended", "cancelled", "refused", "preempted", "evicted", "cached", "forked", "forked without room")
+    related = ("forked", "forked without room", "joined", "resumed", "given up", "searched")
+    wanted = ("ended", "cancelled", "refused", "preempted", "evicted", "cached", *related)
     assert min(seen[what] for what in wanted) > 0

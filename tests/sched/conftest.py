@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
 import zlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,12 @@ from miro_cy.cache.prefix import PrefixIndex
 from miro_cy.sched.scheduler import Scheduler, SchedulerConfig
 
 Row = tuple[int, int, int, int, int]  # sequence, first position, tokens, tokens with logits, sampled token
+FOLDER = Path(__file__).parent
+Families: Any = runpy.run_path(str(FOLDER / "families.py"))["Families"]
+Searches = runpy.run_path(str(FOLDER / "searches.py"))["Searches"]
 
 
-class World:
+class World(Families):
     """Pool, tables, scheduler, a clock set by hand, and an executor whose next token is a hash of all before it.
 
     What the executor stores for a token is a digest of all tokens up to it and of the sequence's salt. It reads its
@@ -39,6 +44,7 @@ class World:
         hash_bits: int = 64,
         **config: Any,
     ) -> None:
+        super().__init__()
         self.config = SchedulerConfig(**config)
         self.index = PrefixIndex(n_blocks, block_size, hash_bits) if prefix else None
         self.pool = BlockPool(n_blocks, block_size, self.index)
@@ -54,13 +60,8 @@ class World:
         self.logits_from: dict[int, int] = {}
         self.salts: dict[int, bytes] = {}
         self.computed: dict[int, set[int]] = {}
-        self.given: dict[int, list[int]] = {}  # of forks, the tokens that they began with
-        self.families: dict[int, list[int]] = {}  # the sequences of each family that were added or forked, by the first
-        self.sizes: dict[int, int] = {}  # most that it may have at once
         self.to_fork: set[int] = set()
-        self.settled: set[int] = set()  # families that get no more
-        self.may_fork = False
-        self.queued_forks = 0
+        self.searches = Searches(self)
         self.cached: dict[int, int] = {}
         self.log: list[list[Row]] = []
         self.is_committed = True  # the last plan, if there was one
@@ -87,12 +88,14 @@ class World:
         shared: int = 0,
         choices: int = 1,
         sampled: bool = False,
+        beams: bool = False,
         priority: int = 0,
         client: str = "",
     ) -> int:
         """A sequence whose prompt begins with `shared` tokens of the stream `like`, and goes on as no other does.
 
-        sampled: as soon as its prompt is computed it is forked into all its choices, as the engine does.
+        sampled: as soon as its prompt is computed it is forked into all its choices, as the engine does. beams: they
+        are those of a beam search.
         """
         start = 1000 + 100 * len(self.prompts)
         prompt = np.arange(start, start + n_prompt, dtype=np.int32)
@@ -107,7 +110,7 @@ class World:
             priority=priority,
             client=client,
         )
-        self.families[seq], self.sizes[seq] = [seq], choices
+        self.begin_family(seq, choices)
         if sampled:
             self.to_fork.add(seq)
         self.prompts[seq] = (prompt.tolist(), max_new)
@@ -115,50 +118,9 @@ class World:
         self.salts[seq] = salt
         self.scored[seq] = []
         self.computed[seq] = set()
+        if beams and choices > 1 and max_new > 0:
+            self.searches.begin(seq, choices)
         return seq
-
-    def family(self, seq: int) -> int:
-        return next(first for first, members in self.families.items() if seq in members)
-
-    def live(self) -> list[int]:
-        return [seq for seq in self.prompts if self.scheduler.is_live(seq)]
-
-    def relatives(self, seq: int) -> list[int]:
-        """The live sequences of its family."""
-        return [one for one in self.families[self.family(seq)] if self.scheduler.is_live(one)]
-
-    def can_fork(self, seq: int) -> bool:
-        """Whether it may be forked now."""
-        scheduler = self.scheduler
-        return (
-            self.may_fork
-            and self.family(seq) not in self.settled
-            and scheduler.state(seq) == "decoding"
-            and scheduler.num_computed(seq) < sum(self.size(seq))
-            and len(self.relatives(seq)) < self.sizes[self.family(seq)]
-        )
-
-    def fork(self, seq: int, token: int) -> int:
-        """A sequence that goes on with `token` from what another has computed."""
-        fork = self.scheduler.fork(seq, token)
-        computed = self.scheduler.num_computed(seq)
-        self.families[self.family(seq)].append(fork)
-        self.given[fork] = [*self.scheduler.tokens(seq).tolist()[:computed], token]
-        assert self.scheduler.tokens(fork).tolist() == self.given[fork]
-        for kept in (self.prompts, self.logits_from, self.salts):
-            kept[fork] = kept[seq]  # type: ignore[index]
-        self.scored[fork] = [*self.scored[seq]]
-        self.computed[fork] = {*self.computed[seq]}
-        self.queued_forks += self.scheduler.state(fork) == "queued"
-        if self.is_done(fork):
-            self.end(fork)
-        return fork
-
-    def settle(self, seq: int) -> None:
-        """Its family gets no more sequences."""
-        self.scheduler.settle(seq)
-        self.settled.add(self.family(seq))
-        self.sizes[self.family(seq)] = len(self.relatives(seq))
 
     @staticmethod
     def stream(like: int, n: int) -> NDArray[np.int32]:
@@ -222,12 +184,16 @@ class World:
             self.computed[seq].update(range(first, min(end, len(self.prompts[seq][0]))))
             if self.logits_from[seq] >= 0:
                 n_prompt = len(self.prompts[seq][0])
-                self.scored[seq] += [p for p in range(end - n_log, end) if p < n_prompt]
+                if self.scored[seq][-1:] != [n_prompt - 1]:  # else they are wanted for the next token alone
+                    self.scored[seq] += [p for p in range(end - n_log, end) if p < n_prompt]
             else:
                 assert n_log == (end == len(tokens)), "logits exactly at the last token"
             if end == len(tokens) < sum(self.size(seq)):
                 assert n_log > 0
-                sampled[i] = self.next_token(tokens[:end])
+                if seq in self.searches:
+                    self.searches.take(seq)
+                elif seq not in self.on_hold:
+                    sampled[i] = self.next_token(tokens[:end])
             log.append((seq, first, n_tok, n_log, int(sampled[i])))
         self.log.append(log)
         return sampled
@@ -265,12 +231,16 @@ class World:
         return ids
 
     def plan(self) -> BatchView | None:
-        self.may_fork = False
-        return self.scheduler.plan()
+        view = self.scheduler.plan()
+        while view is None and self.searches.give_up():
+            view = self.scheduler.plan()
+        self.may_change = view is None
+        return view
 
     def commit(self, sampled: NDArray[np.int32], seconds: float) -> None:
         self.scheduler.commit(sampled, seconds)
-        self.may_fork = True
+        self.may_change = True
+        self.searches.go_on()
 
     def fail_step(self, *, early: bool = False) -> list[int]:
         """A step that breaks off after it wrote into its blocks, or before; returns the sequences in it."""
@@ -294,6 +264,13 @@ class World:
                 self.end(seq)
         return ids
 
+    def cancel(self, seq: int) -> None:
+        """End a sequence before its time, and with it the search that it is a beam of."""
+        if seq in self.searches:
+            self.searches.end(seq)
+        else:
+            self.scheduler.finish(seq)
+
     def end(self, seq: int) -> None:
         self.outputs[seq] = self.scheduler.tokens(seq).tolist()
         self.cached[seq] = self.scheduler.cached_tokens(seq)
@@ -308,19 +285,34 @@ class World:
     def run(self, max_steps: int = 2000) -> int:
         """Step until nothing is left, checking conservation after each (promise 3); returns the steps it took."""
         for n in range(max_steps):
-            if self.step() is None:
+            self.release()
+            if self.step() is None and not self.live():
                 assert not self.scheduler.has_work
                 return n
             self.scheduler.check_integrity()
         raise AssertionError(f"still busy after {max_steps} steps")
 
+    def most_steps(self) -> int:
+        """Steps until all that is live has ended, if nobody is on hold: the oldest advances by a token in each.
+
+        A beam may be computed again from its beginning before it does.
+        """
+        steps = 0
+        for seq in self.live():
+            if seq in self.searches:
+                steps += self.searches.most_steps(seq) if seq == self.relatives(seq)[0] else 0
+            else:
+                steps += sum(self.size(seq)) * (self.sizes[seq] if seq in self.to_fork else 1)
+        return steps
+
     def check_outputs(self) -> None:
+        self.searches.check()
         for seq, output in self.outputs.items():
             assert output == self.reference(seq), f"sequence {seq} went wrong"
             n_prompt = len(self.prompts[seq][0])
             skipped = n_prompt - len(self.computed[seq])
             assert 0 <= self.cached[seq] <= skipped, "what was computed is not counted as cached"
-            assert self.scheduler.preemptions or self.queued_forks or self.cached[seq] == skipped
+            assert self.scheduler.preemptions or self.queued or self.cached[seq] == skipped
 
     def check_index(self) -> None:
         """Every entry of the index names the tokens that its block holds (the executor's digests say so)."""

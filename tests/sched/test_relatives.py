@@ -24,29 +24,8 @@ def decoding(world: Any, n_prompt: int = 10, **more: Any) -> int:
 
 def hold(world: Any, *held: int) -> None:
     """A step after which these sequences have no token yet."""
-    world.plan()
-    sampled = world.forward()
-    for row, seq in enumerate(world.scheduler.planned()):
-        if seq in held:
-            sampled[row] = -1
-    world.commit(sampled, 0.01)
-
-
-def resume(world: Any, seq: int, token: int) -> None:
-    world.given[seq] = [*world.scheduler.tokens(seq).tolist(), token]
-    world.scheduler.resume(seq, token)
-
-
-def join(world: Any, seq: int, generated: list[int]) -> int:
-    tokens = [*world.prompts[seq][0], *generated]
-    joined: int = world.scheduler.join(seq, np.array(tokens, np.int32))
-    world.families[world.family(seq)].append(joined)
-    world.given[joined] = tokens
-    for kept in (world.prompts, world.logits_from, world.salts):
-        kept[joined] = kept[seq]
-    world.scored[joined], world.computed[joined] = [], set()
-    world.queued_forks += 1
-    return joined
+    world.on_hold |= {*held}
+    world.step()
 
 
 @pytest.mark.parametrize("prefix", [True, False])
@@ -59,7 +38,7 @@ def test_a_token_that_comes_later(make_world: Make, prefix: bool) -> None:
     for _ in range(3):
         assert world.step() == [other], "who waits for a token is not computed, and keeps its blocks"
         world.scheduler.check_integrity()
-    resume(world, seq, 5)
+    world.resume(seq, 5)
     assert world.step() == [seq, other]
     world.run()
     world.check_outputs()
@@ -76,7 +55,7 @@ def test_the_first_token_may_come_later_too(make_world: Make) -> None:
     assert world.scheduler.times(seq)[2] is None
     world.now += 1
     world.step()
-    resume(world, seq, 5)
+    world.resume(seq, 5)
     assert world.scheduler.state(seq) == "decoding"
     assert world.scheduler.times(seq)[2] == world.now
     world.fork(seq, 6)
@@ -102,7 +81,7 @@ def test_only_who_has_computed_all_can_be_resumed(make_world: Make) -> None:
     with pytest.raises(InternalError, match="cannot take token -1"):
         world.scheduler.resume(seq, -1)
     world.plan()
-    for call in (lambda: world.scheduler.resume(seq, 5), lambda: join(world, seq, [1])):
+    for call in (lambda: world.scheduler.resume(seq, 5), lambda: world.join(seq, [1])):
         with pytest.raises(ValueError, match="before the step is committed"):
             call()
 
@@ -114,16 +93,16 @@ def test_who_joins_a_family_computes_its_own_tokens(make_world: Make, prefix: bo
     seq = decoding(world, salt=b"s")
     if parent == "waits":
         hold(world, seq)
-    joined = join(world, seq, [3, 1, 4])
+    joined = world.join(seq, [3, 1, 4])
     assert world.scheduler.state(joined) == "queued"
     assert world.scheduler.times(joined)[:2] == world.scheduler.times(seq)[:2]
     if parent == "ends":
         world.scheduler.finish(seq)
-        assert join(world, joined, [2]) > joined, "somebody of the family is still there"
+        assert world.join(joined, [2]) > joined, "somebody of the family is still there"
     world.scheduler.check_integrity()
     if parent == "waits":
         world.step()
-        resume(world, seq, 8)
+        world.resume(seq, 8)
     world.run()
     world.check_outputs()
 
@@ -133,15 +112,53 @@ def test_who_joins_waits_behind_its_family_and_before_others(make_world: Make) -
     seq = decoding(world)
     late = world.add(5, 3)
     fork = world.fork(seq, 1)
-    first, second = join(world, seq, [2]), join(world, seq, [3])
+    first, second = world.join(seq, [2]), world.join(seq, [3])
     with pytest.raises(InternalError, match="all its 4 sequences"):
-        join(world, seq, [4])
+        world.join(seq, [4])
     world.scheduler.check_integrity()
     began: list[int] = []
     while world.live():
         began += [one for one in world.step() or [] if one not in began]
         world.scheduler.check_integrity()
     assert began == [seq, fork, first, second, late]
+    world.check_outputs()
+
+
+def test_newer_ones_give_way_to_who_joins(make_world: Make) -> None:
+    """Else they could have the blocks that it waits for until they end, and be admitted again before it."""
+    world = make_world()
+    seq, young, younger = decoding(world), decoding(world, 3), decoding(world, 4)
+    joined = world.join(seq, [2])
+    assert [world.scheduler.state(one) for one in (seq, joined, young, younger)] == ["decoding", *["queued"] * 3]
+    assert world.scheduler.preemptions == 2
+    world.scheduler.check_integrity()
+    assert world.step() == [seq, joined, young, younger]
+    world.run()
+    world.check_outputs()
+
+
+def test_who_joins_waits_behind_older_families(make_world: Make) -> None:
+    world = make_world()
+    old, young = decoding(world), decoding(world, 5)
+    first, second, third = world.join(young, [1]), world.join(old, [2]), world.join(young, [3])
+    world.scheduler.check_integrity()
+    assert world.step() == [old, second, young, first, third]
+    world.run()
+    world.check_outputs()
+
+
+def test_a_plan_that_computes_nothing_is_in_nobodys_way(make_world: Make) -> None:
+    world = make_world()
+    seq = decoding(world)
+    hold(world, seq)
+    for token in (5, 6):
+        assert world.step() is None
+        world.resume(seq, token)
+        hold(world, seq)
+    assert world.step() is None
+    joined, fork = world.join(seq, [2]), world.fork(seq, 3)
+    assert world.step() == [joined, fork]
+    world.run()
     world.check_outputs()
 
 

@@ -1,4 +1,5 @@
-"""Random workloads: whatever arrives, fails or is cancelled, nothing leaks, all end, and a replay is identical."""
+"""Random workloads: whatever arrives, fails, is cancelled, forked, made to wait or joined, and whatever beams do,
+nothing leaks, all end, and a replay is identical."""
 
 from __future__ import annotations
 
@@ -36,14 +37,22 @@ def apply(world: Any, op: Op) -> Any:
             return world.fork(victim, token)
         case ("settle", victim):
             return world.settle(victim)
+        case ("join", victim, generated):
+            return world.join(victim, generated)
+        case ("hold", victim):
+            return world.on_hold.add(victim)
+        case ("resume", victim, token):
+            return world.resume(victim, token)
+        case ("release",):
+            return world.release()
         case ("finish", victim):
-            return world.scheduler.finish(victim)
+            return world.cancel(victim) if world.scheduler.is_live(victim) else None
         case ("step", victim, how):
             if world.plan() is None:
                 return None
             sampled, world.is_committed = world.forward(), True
             if how == "cancelled meanwhile":
-                world.scheduler.finish(victim)
+                world.cancel(victim)
             elif victim in world.scheduler.planned():  # its logits were not finite, or two others go on from it
                 sampled[world.scheduler.planned().index(victim)] = -1
             world.now += 0.02
@@ -52,14 +61,11 @@ def apply(world: Any, op: Op) -> Any:
                 for token in (1, 2):
                     if world.scheduler.is_live(victim) and world.can_fork(victim):
                         world.fork(victim, token)
-            if how in ("not finite", "parted") and victim in world.scheduler.planned():
-                world.scheduler.finish(victim)
+            ends = how in ("not finite", "parted") and victim in world.scheduler.planned()
+            if ends and world.scheduler.is_live(victim):
+                world.cancel(victim)
             return world.reap()
     raise AssertionError(op)
-
-
-def reserved_and_preempted(world: Any) -> bool:
-    return world.config.admission == "reserve" and world.scheduler.preemptions > 0
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -109,18 +115,25 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "priority": st.integers(-2, 2),
                 "client": st.sampled_from(["a", "b", "c"]),
                 "choices": st.sampled_from([1, 1, 2, 3, 5]),
-                "sampled": st.booleans(),
             }
         ),
+        kind=st.sampled_from([{}, {"sampled": True}, {"beams": True}]),
         count=st.integers(1, 3),
     )
     def add(
-        self, share: float, max_new: int, score: float | None, shared: float, others: dict[str, Any], count: int
+        self,
+        share: float,
+        max_new: int,
+        score: float | None,
+        shared: float,
+        others: dict[str, Any],
+        kind: dict[str, bool],
+        count: int,
     ) -> None:
         n_prompt = 1 + int(share * min(self.capacity, 40))
-        logits_from = -1 if score is None else int(n_prompt * score)
+        more = {"logits_from": -1 if score is None else int(n_prompt * score), "shared": int(n_prompt * shared)}
         for _ in range(count):
-            self.add_one(n_prompt, max_new, others | {"logits_from": logits_from, "shared": int(n_prompt * shared)})
+            self.add_one(n_prompt, max_new, others | kind | more)
 
     def add_one(self, n_prompt: int, max_new: int, more: dict[str, Any]) -> None:
         try:
@@ -144,11 +157,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.step()
 
     def step(self) -> None:
-        oldest = min(self.live(), default=None, key=self.place)
+        world, live = self.world, self.live()
+        waiting = [seq for seq in live if world.scheduler.has_computed(seq)]  # for a token, or for other beams
+        oldest = min((seq for seq in live if seq not in waiting), default=None, key=self.place)
         rows = self.apply("step")
-        assert (rows is None) == (oldest is None), "while anything is live, something is computed"
-        assert not rows or self.sizes["policy"] != "fcfs" or oldest in rows, "the oldest sequence always advances"
-        self.world.scheduler.check_integrity()
+        if rows is None:
+            assert not live or any(map(world.can_resume, live)), "while anything wants to be, something is computed"
+        elif self.sizes["policy"] == "fcfs" and oldest not in rows:
+            older = [seq for seq in waiting if self.place(seq) < self.place(oldest)]
+            assert older, "the oldest sequence always advances, unless older ones that wait have its blocks"
+        world.scheduler.check_integrity()
 
     @precondition(lambda self: any(map(self.world.can_fork, self.live())))
     @rule(count=st.integers(1, 4), token=st.integers(0, 5), data=st.data())
@@ -157,10 +175,45 @@ class SchedulerMachine(RuleBasedStateMachine):
             if able := [seq for seq in self.live() if self.world.can_fork(seq)]:
                 self.apply("fork", data.draw(st.sampled_from(able)), token)
 
-    @precondition(lambda self: self.live())
+    @precondition(lambda self: self.free())
+    @rule(steps=st.integers(0, 4), data=st.data())
+    def hold(self, steps: int, data: st.DataObject) -> None:
+        for seq in data.draw(st.lists(st.sampled_from(self.free()), min_size=1, max_size=4, unique=True)):
+            self.apply("hold", seq)
+        for _ in range(steps):
+            self.step()
+
+    @precondition(lambda self: any(map(self.world.can_resume, self.live())))
+    @rule(count=st.integers(1, 4), token=st.integers(0, 5), data=st.data())
+    def resume(self, count: int, token: int, data: st.DataObject) -> None:
+        for _ in range(count):
+            if able := [seq for seq in self.live() if self.world.can_resume(seq)]:
+                self.apply("resume", data.draw(st.sampled_from(able)), token)
+
+    @precondition(lambda self: any(map(self.world.can_join, self.live())))
+    @rule(count=st.integers(1, 3), share=st.floats(0.0, 1.0), token=st.integers(0, 5), data=st.data())
+    def join(self, count: int, share: float, token: int, data: st.DataObject) -> None:
+        """As beams do that come from one that was preempted: what a relative has generated, up to somewhere."""
+        for _ in range(count):
+            if able := [seq for seq in self.live() if self.world.can_join(seq)]:
+                seq = data.draw(st.sampled_from(able))
+                n_prompt, max_new = self.world.size(seq)
+                generated = self.world.scheduler.tokens(seq).tolist()[n_prompt:]
+                self.apply("join", seq, [*generated[: int(share * max_new)][: max_new - 2], token])
+
+    @precondition(lambda self: self.world.on_hold)
+    @rule()
+    def release(self) -> None:
+        self.apply("release")
+
+    def free(self) -> list[int]:
+        """Live sequences that no beam search drives."""
+        return [seq for seq in self.live() if self.world.is_free(seq)]
+
+    @precondition(lambda self: self.free())
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
-        self.apply("settle", data.draw(st.sampled_from(self.live())))
+        self.apply("settle", data.draw(st.sampled_from(self.free())))
 
     @precondition(lambda self: self.live())
     @rule(
@@ -203,19 +256,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
-        to_come = {s: self.world.sizes[s] if s in self.world.to_fork else 1 for s in self.live()}
-        bound = sum(sum(self.world.size(s)) * n for s, n in to_come.items())
-        steps = 0
+        bound, steps = self.world.most_steps() + 1, 0  # one may find all that is left on hold
         while self.live():
+            self.apply("release")
             self.step()
-            self.world.scheduler.check_integrity()
             steps += 1
             assert steps <= bound, "the oldest advances by a token a step, so this cannot take longer"
         assert not self.world.scheduler.has_work
         assert self.world.pool.available() == self.world.pool.n_blocks
         self.world.check_index()
         self.world.check_outputs()
-        assert not reserved_and_preempted(self.world)
+        # What is reserved is for forks: who joins has blocks of its own. Beams only do when their family runs alone.
+        may_preempt = self.sizes["admission"] != "reserve" or "join" in {op[0] for op in self.ops}
+        assert may_preempt or self.world.scheduler.preemptions == 0
         for seq in self.world.outputs:
             first = self.world.logits_from[seq]
             wanted = list(range(first, self.world.size(seq)[0])) if first >= 0 else []
@@ -228,6 +281,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             apply(again, op)
         assert again.log == self.world.log
         assert again.outputs == self.world.outputs
+        assert again.searches.found == self.world.searches.found
 
 
 def test_random_workloads(make_world: Callable[..., Any]) -> None:
