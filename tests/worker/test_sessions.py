@@ -75,7 +75,13 @@ class Simulation:
         self.now = 0.0
         self.socket = FakeSocket()
         self.sessions = Sessions(
-            self.socket, CONFIG, fingerprint="f", texts=Mailbox(999), steps=Mailbox(9999), clock=lambda: self.now
+            self.socket,
+            CONFIG,
+            fingerprint="f",
+            texts=Mailbox(999),
+            steps=Mailbox(9999),
+            clock=lambda: self.now,
+            awake=lambda: self.now,
         )
         self.delivery = self.sessions.delivery
         self.opened: dict[bytes, Peer] = {}

@@ -26,6 +26,7 @@ class Desk:
     """One socket whose every message is a question with one answer. Owned by the I/O thread.
 
     answers: what it answers, by message type. Beside the data socket, so that a flood there does not delay it.
+    clock: of its rate of messages; awake: of clients that take nothing.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class Desk:
         socket: RouterSocket,
         config: WorkerConfig,
         tally: Tally,
-        clock: Callable[[], float],
         answers: Mapping[Kind, Answerer],
+        *,
+        clock: Callable[[], float],
+        awake: Callable[[], float],
     ) -> None:
         self.socket = socket
         self._name = name
@@ -43,7 +46,7 @@ class Desk:
         self._tally = tally
         self._clock = clock
         self._answers = answers
-        self.delivery = Delivery(socket, config, clock, _no_streams, tally)
+        self.delivery = Delivery(socket, config, awake, _no_streams, tally)
 
     def turn(self) -> bool:
         """Answer what waits; True if there may be more."""

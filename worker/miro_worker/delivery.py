@@ -6,6 +6,8 @@ blocked  ZeroMQ takes no more for this peer (EAGAIN): replies queue in its outbo
 starved  the credit window of one stream is used up: the output of its choices coalesces until CREDIT comes
 slow     blocked or starved for slow_client_ms, or more than max_reply_bytes wait: the requests end with slow_client
 dropped  still blocked after as long again: the outbox is thrown away and counted
+
+Time is the worker's awake time: while it is stopped, no client is slow.
 """
 
 from __future__ import annotations
@@ -99,7 +101,7 @@ class Delivery:
             del self._starved[stream]
 
     def tend(self) -> float | None:
-        """Retry blocked peers and give up slow ones. Returns when to call again (clock time), None for not at all."""
+        """Retry blocked peers and give up slow ones. Returns when to call again (awake time), None for not at all."""
         now = self._clock()
         for peer in list(self._blocked):
             if now >= peer.retry_at:

@@ -25,7 +25,10 @@ log = logging.getLogger("miro.worker")
 
 
 class Sessions:
-    """Owned by the I/O thread; nothing here waits."""
+    """Owned by the I/O thread; nothing here waits.
+
+    clock: of requests and their rate; awake: of clients that take nothing.
+    """
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class Sessions:
         texts: Mailbox[Job],
         steps: Mailbox[Prepared | Abort],
         clock: Callable[[], float],
+        awake: Callable[[], float],
     ) -> None:
         self._socket = socket
         self._config = config
@@ -45,7 +49,7 @@ class Sessions:
         self._jobs: dict[Job, Stream] = {}
         self.tally = Tally()
         self.admission = Admission(config, clock)
-        self.delivery = Delivery(socket, config, clock, self.give_up, self.tally)
+        self.delivery = Delivery(socket, config, awake, self.give_up, self.tally)
         self.draining = False
 
     def __len__(self) -> int:
