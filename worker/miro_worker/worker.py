@@ -176,10 +176,11 @@ class Worker:
             return not self._threads["io"].is_alive()
         return True
 
-    def run(self, on_ready: Callable[[], None] | None = None) -> int:
+    def run(self, on_ready: Callable[[], None] | None = None, *, final: bool = False) -> int:
         """Start, serve until SIGTERM, SIGINT or DRAIN, stop. A second signal ends the grace time. Main thread only.
 
-        on_ready is called once the engine has generated a first token.
+        on_ready is called once the engine has generated a first token. final: the process ends with this call, so that
+        these signals stay without effect from then on: one sent twice is no reason to end as if it had been killed.
 
         Returns the exit code: 0 after a clean stop, 1 if the engine failed or hung.
         """
@@ -211,7 +212,8 @@ class Worker:
             clean = self.stop(0)
         finally:
             for number, handler in previous.items():
-                signal.signal(number, handler)
+                # Ignored, not handled: the interpreter takes handlers back a while before it has ended.
+                signal.signal(number, signal.SIG_IGN if final else handler)
             signal.set_wakeup_fd(previous_fd)
             os.close(reader)
             os.close(writer)
