@@ -53,6 +53,7 @@ BELOW = {
 }
 #: What the leaves that both ends share may import besides the standard library.
 SHARED_LEAVES = {
+    "miro_client.awake": set(),
     "miro_client.errors": set(),
     "miro_client.checks": {"miro_client.errors"},
     "miro_client.results": set(),

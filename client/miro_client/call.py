@@ -128,5 +128,5 @@ def _parts(body: wire.Request) -> Iterator[tuple[str, Any]]:
                     yield f"messages[{i}].{key}", getattr(message, key)
         elif name == "sampling":
             yield from value.items()
-        else:
+        elif value is not msgspec.UNSET:
             yield name, value

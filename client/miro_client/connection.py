@@ -14,13 +14,13 @@ import itertools
 import os
 import struct
 import threading
-import time
 from collections import deque
 from typing import Any
 
 import zmq
 
 from miro_client import wire
+from miro_client.awake import TICK_MS, AwakeClock
 from miro_client.call import Call, ThreadInbox
 from miro_client.checks import shown
 from miro_client.errors import ConfigError, ConnectionLost, MiroError, SlowClient
@@ -58,7 +58,8 @@ class Connection:
             raise ConfigError(f"bad endpoint {shown(endpoint, 200)}: {reason}", field="endpoint") from None
         self._calls: dict[bytes, Call] = {}
         self._unsent: dict[bytes, Call] = {}
-        self._heard_at = time.monotonic()
+        self._clock = AwakeClock()  # the thread's
+        self._heard_at = self._clock()
         self._probe: Call | None = None
         self._thread = threading.Thread(target=self._guard, name="miro-client", daemon=True)
         self._thread.start()
@@ -121,6 +122,7 @@ class Connection:
             self._take_commands()
             self._flush()
             self._poller.poll(self._timeout_ms())
+            self._clock.tick()
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
             self._receive()
@@ -166,8 +168,8 @@ class Connection:
             command, call = self._commands.popleft()
             if command == "start":
                 if not self._calls:
-                    self._heard_at = time.monotonic()
-                call.connect_by = time.monotonic() + CONNECT_S
+                    self._heard_at = self._clock()
+                call.connect_by = self._clock() + CONNECT_S
                 self._calls[call.id] = call
                 self._unsent[call.id] = call
             elif call.id in self._calls:
@@ -200,7 +202,7 @@ class Connection:
                 frames = self._dealer.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._heard_at = time.monotonic()
+            self._heard_at = self._clock()
             try:
                 request_id, reply = wire.decode_reply(frames)
             except MiroError:
@@ -228,17 +230,17 @@ class Connection:
             event = struct.unpack("=Hi", self._monitor.recv_multipart()[0])[0]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED and self._lost_at is None:
                 self._connected = True
-                self._heard_at = time.monotonic()
+                self._heard_at = self._clock()
             elif event == zmq.EVENT_DISCONNECTED and self._connected:
                 self._connected = False
-                self._lost_at = time.monotonic()
+                self._lost_at = self._clock()
             elif self._lost_at is not None:
                 # What follows a disconnection follows also the delivery of all that was received before it.
                 self._reconnect("the worker closed the connection")
                 return
 
     def _watch_time(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if self._lost_at is not None and now >= self._lost_at + SETTLE_S:
             self._reconnect("the worker closed the connection")
         if not self._connected:
@@ -265,7 +267,7 @@ class Connection:
             times += [call.connect_by for call in self._calls.values() if not call.sent]
         elif self._calls:
             times.append(self._heard_at + (PROBE_S if self._probe is None else LOST_S))
-        return max(0, int((min(times) - time.monotonic()) * 1e3) + 1) if times else None
+        return min(TICK_MS, max(0, int((min(times) - self._clock()) * 1e3) + 1)) if times else None
 
     def _probed(self, reply: wire.Reply) -> None:
         """Requests the worker does not know any more have lost their END."""

@@ -208,7 +208,7 @@ def main() -> int:
     engine = FakeEngine(float(sys.argv[2]) if len(sys.argv) > 2 else 0.0)
     config = WorkerConfig(grace_ms=int(sys.argv[3]) if len(sys.argv) > 3 else 200)
     worker = Worker(engine, sys.argv[1], config=config)
-    return worker.run(lambda: print("ready", flush=True))
+    return worker.run(lambda: print("ready", flush=True), final=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from miro_worker.__main__ import main
 
 #: Replaces miro_cy.Engine, then runs the command.
 PROGRAM = """
-import sys
+import os, sys, time
 sys.path.insert(0, sys.argv.pop(1))
 import miro_cy
 from fake_engine import FakeEngine
@@ -30,7 +30,14 @@ class Engine(FakeEngine):
         assert options == {"threads": 2, "kv_memory": "1GiB"}, options
         return cls()
     def close(self):
-        print("closed", flush=True)
+        say("closed")
+def say(what, write=os.write, wait=time.sleep):
+    write(1, f"{what}\\n".encode())
+    wait(float(os.environ.get("LINGER_S", 0)))
+class Last:
+    def __del__(self, say=say):  # while the interpreter is taken apart
+        say("last")
+last = Last()
 miro_cy.Engine = Engine
 from miro_worker.__main__ import main
 main()
@@ -41,28 +48,56 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), *arguments]
 
 
-def test_it_says_ready_serves_and_stops(folder, raw):
-    endpoint = f"ipc://{folder}/c.sock"
-    process = subprocess.Popen(
-        command("--model", "fake", "--bind", endpoint, "--threads", "2", "--kv-memory", "1GiB", "--grace-ms", "0"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
-    try:
-        assert process.stderr.readline() == (
-            f"ready endpoint={endpoint} model=fake context=4096 kv_dtype=int8 kv_bytes_per_token=80 capacity=8192\n"
+@pytest.fixture
+def start(folder):
+    """Run the command; returns (process, endpoint)."""
+    processes = []
+
+    def run(**variables):
+        endpoint = f"ipc://{folder}/c.sock"
+        process = subprocess.Popen(
+            command("--model", "fake", "--bind", endpoint, "--threads", "2", "--kv-memory", "1GiB", "--grace-ms", "0"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | variables,
         )
-        client = raw(endpoint)
-        assert client.until_end(client.generate())[-1].reason == "length"
-        process.send_signal(signal.SIGTERM)
-        out, errors = process.communicate(timeout=DEADLINE_S)
-    finally:
+        processes.append(process)
+        return process, endpoint
+
+    yield run
+    for process in processes:
         process.kill()
+        process.communicate()
+
+
+def test_it_says_ready_serves_and_stops(start, raw):
+    process, endpoint = start()
+    assert process.stderr.readline() == (
+        f"ready endpoint={endpoint} model=fake context=4096 kv_dtype=int8 kv_bytes_per_token=80 capacity=8192\n"
+    )
+    client = raw(endpoint)
+    assert client.until_end(client.generate())[-1].reason == "length"
+    process.send_signal(signal.SIGTERM)
+    out, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0
-    assert out == "closed\n"
+    assert out == "closed\nlast\n"
     assert "draining" in errors
+
+
+@pytest.mark.parametrize("moment", ["closed", "last"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_while_it_ends_change_nothing(start, moment, number):
+    """While the engine is closed, and when the interpreter has taken its own handlers back."""
+    process, _ = start(LINGER_S="0.2")
+    assert process.stderr.readline().startswith("ready")
+    process.send_signal(number)
+    while (line := process.stdout.readline()) != f"{moment}\n":
+        assert line == "closed\n"
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
 
 
 def test_errors_are_one_line(folder):

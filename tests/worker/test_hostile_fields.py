@@ -18,6 +18,7 @@ import pytest
 from miro_client import wire
 from miro_client.endpoint import admin_endpoint
 from miro_cy import SamplingParams
+from miro_worker.admission import ALSO_SAMPLING
 
 BAD = runpy.run_path(str(Path(__file__).parents[1] / "bad_sampling.py"))["BAD"]
 NAN, INF = float("nan"), float("inf")
@@ -46,7 +47,7 @@ HOSTILE: dict[tuple[type[msgspec.Struct], str], list[Any]] = {
         [{"role": "a", "content": "x"}] * (wire.MAX_MESSAGES + 1),
     ],
     (wire.Generate, "sampling"): ["x", b"x", 5, NAN, True, None, [], [1], DEEP, {str(i): 1 for i in range(65)}],
-    (wire.Generate, "n"): [*NO_INTEGER, 0, -1, 65, 2**63, 2**64 - 1, -(2**63), DEEP],
+    (wire.Generate, "n"): [*NO_INTEGER, None, 0, -1, 65, 2**63, 2**64 - 1, -(2**63), DEEP],
     (wire.Generate, "stream"): [*NO_FLAG, None, 2.5],
     (wire.Generate, "credit"): [*NO_INTEGER, 0, -1, wire.MAX_CREDIT + 1, 1],  # 1: without stream
     (wire.Generate, "queue_ms"): [*NO_INTEGER, 0, -1, 2**53 + 1],
@@ -170,6 +171,39 @@ def test_a_hostile_sampling_parameter_is_named(service, name):
             error = refuse(service, wire.Kind.GENERATE, {"prompt": "abc", "sampling": sampling})
             assert (error.code, error.field) == ("bad_field", name), f"{value!r:.80}: {error}"
     assert sent > 3
+
+
+@pytest.mark.parametrize("name", ALSO_SAMPLING)
+def test_a_field_that_is_a_sampling_parameter_takes_what_that_takes(service, raw, serve, name):
+    """Nothing else, and nil alike: whatever is refused in `sampling` is refused beside it, and in the same words."""
+    sent = 0
+    for value in BAD[name]:
+        try:
+            msgspec.msgpack.encode(value)
+        except (TypeError, OverflowError, ValueError):
+            continue
+        sent += 1
+        inside = refuse(service, wire.Kind.GENERATE, {"prompt": "abc", "sampling": {name: value}})
+        beside = refuse(service, wire.Kind.GENERATE, {"prompt": "abc", name: value})
+        assert (beside.code, beside.field) == (inside.code, inside.field) == ("bad_field", name)
+        assert beside.message == inside.message.replace(f"sampling.{name}", name)
+    assert sent > 3
+    client = raw(serve())
+    for value in (1, None):
+        where = [{"sampling": {"max_tokens": 1, name: value}}, {"sampling": {"max_tokens": 1}, name: value}]
+        replies = []
+        for fields_ in where:
+            client.frames(b"MIRO1", b"\x02", b"12345678", msgspec.msgpack.encode({"prompt": "abc", **fields_}))
+            replies.append(client.receive()[1])
+        assert type(replies[0]) is type(replies[1])
+        assert isinstance(replies[0], wire.End) == (value == 1 or name == "logprobs")
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), (1, True), (True, 1), (1, 1.0), (1.0, 1), (1, None)])
+def test_what_is_given_twice_is_equal(service, first, second):
+    for name in ALSO_SAMPLING:
+        error = refuse(service, wire.Kind.GENERATE, {"prompt": "a", "sampling": {name: first}, name: second})
+        assert (error.code, error.field) == ("bad_field", name)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, wire.Generate, wire.ChatMessage], ids=lambda k: k.__name__)

@@ -1,20 +1,22 @@
 """One terminal reply for each request, in any order of events: a seeded simulation without sockets or threads.
 
-Outcomes, cancels, credit, connections that are slow, deaf or lost and the passing of time come in random order; after
-each the replies that went out are checked, and at the end that nothing was left behind.
+Outcomes, some of which cannot be sent, cancels, credit, connections that are slow, deaf or lost and the passing of time
+come in random order; after each the replies that went out are checked, and at the end that nothing was left behind.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
+import numpy as np
 import pytest
 from fake_engine import ids_of
 
 from miro_client import wire
 from miro_client.errors import QueueFull, RequestError, Restarted
-from miro_cy.requests import Event, Usage
+from miro_cy.requests import Event, TokenLogprob, Usage
 from miro_worker.config import WorkerConfig
 from miro_worker.jobs import Admitted, Failed, Job, Stepped
 from miro_worker.mailbox import Mailbox
@@ -52,6 +54,34 @@ class FakeSocket:
         return [peer for peer in self.all if not peer.gone]
 
 
+class NoText:
+    """What no message can hold."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("it cannot even be shown")
+
+
+#: What an engine may get wrong: fields of an event that cannot be encoded, or do not make sense.
+GARBAGE: tuple[dict[str, Any], ...] = (
+    {"text": "\ud800"},
+    {"text": NoText()},
+    {"tokens": [2**31]},
+    {"tokens": [NoText()]},
+    {"logprobs": [TokenLogprob(-1.0, [(2**64, -1.0)])]},
+    {"logprobs": [NoText()]},
+    {"prompt_logprobs": [None, NoText()]},
+    {"choice": 99},
+    {"choice": 0, "finish_reason": "length", "prompt_logprobs": [None, TokenLogprob(np.float32(-1), [])]},
+    {"finish_reason": "stop", "stop": NoText()},
+    {"finish_reason": "stop", "stop": "\udfff"},
+    {"finish_reason": "length", "score": NoText()},
+    {"finish_reason": "length", "usage": Usage(NoText(), 0, 1)},
+    {"finish_reason": "length", "timing": NoText()},
+    {"finish_reason": "error", "error": RequestError("\ud800")},
+    {"finish_reason": "error", "error": NoText()},
+)
+
+
 #: What may happen, and how often.
 WEIGHTS = {
     "connect": 1,
@@ -60,6 +90,8 @@ WEIGHTS = {
     "refuse": 1,
     "step": 45,
     "fail": 0.5,
+    "garbage": 1,
+    "garbled": 2,
     "cancel": 3,
     "credit": 5,
     "room": 8,
@@ -75,7 +107,13 @@ class Simulation:
         self.now = 0.0
         self.socket = FakeSocket()
         self.sessions = Sessions(
-            self.socket, CONFIG, fingerprint="f", texts=Mailbox(999), steps=Mailbox(9999), clock=lambda: self.now
+            self.socket,
+            CONFIG,
+            fingerprint="f",
+            texts=Mailbox(999),
+            steps=Mailbox(9999),
+            clock=lambda: self.now,
+            awake=lambda: self.now,
         )
         self.delivery = self.sessions.delivery
         self.opened: dict[bytes, Peer] = {}
@@ -155,6 +193,33 @@ class Simulation:
             job, _ = self.draw.choice(self.running)
             self.running = [(other, choice) for other, choice in self.running if other is not job]
             self.sessions.on_outcome(Failed(job, RequestError("failed")))
+
+    def garbage(self) -> None:
+        """The engine tells something that cannot be sent: its request ends with that, if it does not go on as it is."""
+        if self.running:
+            job, choice = self.draw.choice(self.running)
+            event = Event(1, **({"choice": choice, "tokens": [1]} | self.draw.choice(GARBAGE)))
+            self.running = [(other, choice) for other, choice in self.running if other is not job]
+            stream = self.sessions._jobs.get(job)
+            self.sessions.on_outcome(Stepped(job, event))
+            self.seen["garbage"] += stream is not None
+            self.sessions.on_outcome(Failed(job, RequestError("the engine has given it up")))
+
+    def garbled(self) -> None:
+        """What the engine took cannot be told, or why it did not take it."""
+        if self.waiting:
+            told = self.draw.choice(
+                [
+                    lambda job: Admitted(job, wire.pack_ids(ids_of("ab")), 2**64, 0.5),
+                    lambda job: Admitted(job, wire.pack_ids(ids_of("ab")), NoText(), 0.5),
+                    lambda job: Failed(job, QueueFull("full", retry_after_ms=NoText())),
+                    lambda job: Failed(job, RequestError("\ud800", field="\ud800")),
+                ]
+            )
+            job = self.waiting.pop(0)
+            self.seen["garbled"] += job in self.sessions._jobs
+            self.sessions.on_outcome(told(job))
+            self.sessions.on_outcome(Failed(job, RequestError("the engine has given it up")))
 
     def cancel(self) -> None:
         if stream := self.stream():
@@ -260,4 +325,6 @@ def test_one_terminal_reply_whatever_happens(seeds):
         simulation.check_nothing_is_left_behind()
         simulation.check_replies()
         seen += simulation.seen
-    assert {"starved", "stalled", "dropped", "whole"} <= {name for name, count in seen.items() if count > 20}
+    assert {"starved", "stalled", "dropped", "whole", "garbage", "garbled"} <= {
+        name for name, count in seen.items() if count > 20
+    }

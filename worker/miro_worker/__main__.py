@@ -127,7 +127,7 @@ def serve(model: str, bind: str | None, grace_ms: int, options: dict[str, Any]) 
 
     code = 1
     try:
-        code = worker.run(ready)
+        code = worker.run(ready, final=True)
     finally:
         if code == 0:
             engine.close()

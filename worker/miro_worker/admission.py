@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec import UNSET
+
 from miro_client import wire
 from miro_client.errors import BadField, Draining, QueueFull, Unsupported
 from miro_cy.sampling.params import SamplingParams
@@ -18,7 +20,7 @@ from miro_worker.streams import Stream
 #: Fields of GENERATE that are understood, but only with these values.
 NOT_YET: tuple[tuple[str, Any], ...] = (("echo", False), ("resume", None))
 
-#: Fields of GENERATE that are sampling parameters too.
+#: Fields of GENERATE that are sampling parameters too, of the same values: none of them has a rule of its own.
 ALSO_SAMPLING = ("n", "logprobs")
 
 
@@ -128,6 +130,10 @@ def _params_of(body: wire.Generate) -> SamplingParams:
     sampling: dict[str, Any] = {k: v for k, v in body.sampling.items() if not k.startswith(wire.EXTENSION)}
     for name in ALSO_SAMPLING:
         value = getattr(body, name)
-        if value is not None and sampling.setdefault(name, value) != value:
+        if value is UNSET:
+            continue
+        other = sampling.get(name, value)
+        if other is not value and (type(other) is not type(value) or other != value):  # true is no 1
             raise BadField(f"{name} is given twice, with different values", field=name)
+        sampling[name] = value
     return SamplingParams.from_mapping(sampling)

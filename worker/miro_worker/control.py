@@ -10,7 +10,7 @@ from miro_client.errors import InternalError, MiroError, RequestError, UnknownTy
 from miro_client.wire import Kind
 from miro_worker.config import WorkerConfig
 from miro_worker.delivery import Delivery
-from miro_worker.sockets import Inbound, RouterSocket
+from miro_worker.sockets import Inbound, Peer, RouterSocket
 from miro_worker.streams import Stream
 from miro_worker.tally import Tally
 
@@ -26,6 +26,7 @@ class Desk:
     """One socket whose every message is a question with one answer. Owned by the I/O thread.
 
     answers: what it answers, by message type. Beside the data socket, so that a flood there does not delay it.
+    clock: of its rate of messages; awake: of clients that take nothing.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class Desk:
         socket: RouterSocket,
         config: WorkerConfig,
         tally: Tally,
-        clock: Callable[[], float],
         answers: Mapping[Kind, Answerer],
+        *,
+        clock: Callable[[], float],
+        awake: Callable[[], float],
     ) -> None:
         self.socket = socket
         self._name = name
@@ -43,7 +46,7 @@ class Desk:
         self._tally = tally
         self._clock = clock
         self._answers = answers
-        self.delivery = Delivery(socket, config, clock, _no_streams, tally)
+        self.delivery = Delivery(socket, config, awake, _no_streams, tally)
 
     def turn(self) -> bool:
         """Answer what waits; True if there may be more."""
@@ -64,21 +67,14 @@ class Desk:
     def _handle(self, inbound: Inbound) -> None:
         head = wire.split(inbound.frames)
         self._tally.messages += 1
-        answer: wire.Reply | wire.Answers
         try:
             inbound.peer.count_message(self._rate, self._clock())
-            answer = self._answer(head)
+            self.delivery.post(inbound.peer, head.id, self._answer(head), delimited=head.delimited)
         except RequestError as error:
-            answer = self._refusal(error)
+            self._refuse(inbound.peer, head, error)
         except Exception:
             log.exception("a message of type 0x%02x failed", head.kind)
-            answer = self._refusal(InternalError("the message could not be handled"))
-        try:
-            self.delivery.post(inbound.peer, head.id, answer, delimited=head.delimited)
-        except (TypeError, ValueError, OverflowError):
-            log.exception("an answer of type %s cannot be sent", type(answer).__name__)
-            refusal = self._refusal(InternalError("the answer could not be sent"))
-            self.delivery.post(inbound.peer, head.id, refusal, delimited=head.delimited)
+            self._refuse(inbound.peer, head, InternalError("the message could not be handled"))
 
     def _answer(self, head: wire.Head) -> wire.Reply | wire.Answers:
         if head.error is not None:
@@ -90,9 +86,9 @@ class Desk:
             raise Unsupported(f"{Kind(head.kind).name} is not answered on the {self._name} socket")
         return answer(wire.decode_request(head.kind, head.body))
 
-    def _refusal(self, error: RequestError) -> wire.Error:
+    def _refuse(self, peer: Peer, head: wire.Head, error: RequestError) -> None:
         self._tally.errors[error.code] += 1
-        return wire.error_body(error)
+        self.delivery.post_error(peer, head.id, error, delimited=head.delimited)
 
 
 def _no_streams(stream: Stream, error: MiroError) -> None:

@@ -6,26 +6,43 @@ blocked  ZeroMQ takes no more for this peer (EAGAIN): replies queue in its outbo
 starved  the credit window of one stream is used up: the output of its choices coalesces until CREDIT comes
 slow     blocked or starved for slow_client_ms, or more than max_reply_bytes wait: the requests end with slow_client
 dropped  still blocked after as long again: the outbox is thrown away and counted
+
+Time is the worker's awake time: while it is stopped, no client is slow.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from miro_client import wire
-from miro_client.errors import MiroError, SlowClient
+from miro_client.errors import InternalError, MiroError, SlowClient
 from miro_worker.config import WorkerConfig
 from miro_worker.output import Output
 from miro_worker.sockets import Peer, RouterSocket, Sent
 from miro_worker.streams import Stream
 from miro_worker.tally import Tally
 
+log = logging.getLogger("miro.worker")
+
 MIN_RETRY_S = 0.002
 MAX_RETRY_S = 0.2
 
 
+def frames_of(request_id: bytes, body: wire.Reply | wire.Answers, *, delimited: bool = False) -> list[bytes]:
+    """A reply as it is sent. Raises InternalError for a body that cannot be encoded: before anything is taken as sent,
+    so that what it would have ended can end otherwise.
+    """
+    try:
+        frames = wire.encode(request_id, body)
+    except Exception as error:  # a text that is none, a type of somebody else's: whatever the engine has come up with
+        log.exception("a reply of type %s cannot be encoded", type(body).__name__)
+        raise InternalError("the answer could not be encoded") from error
+    return [b"", *frames] if delimited else frames
+
+
 class Delivery:
-    """Sends; `give_up(stream, error)` is called for streams whose client is too slow."""
+    """Sends; `give_up(stream, error)` is called for streams whose client is too slow or whose output cannot be sent."""
 
     def __init__(
         self,
@@ -44,10 +61,19 @@ class Delivery:
         self._starved: dict[Stream, None] = {}
 
     def post(self, peer: Peer, request_id: bytes, body: wire.Reply | wire.Answers, *, delimited: bool) -> None:
-        """Send a reply, or queue it behind the ones that wait."""
-        frames = wire.encode(request_id, body)
-        if delimited:
-            frames.insert(0, b"")
+        """Send a reply, or queue it behind the ones that wait. Raises InternalError as `frames_of`."""
+        self.push(peer, frames_of(request_id, body, delimited=delimited))
+
+    def post_error(self, peer: Peer, request_id: bytes, error: MiroError, *, delimited: bool) -> None:
+        """Send an ERROR, or queue it; one that cannot be encoded becomes one that can."""
+        try:
+            frames = frames_of(request_id, wire.error_body(error), delimited=delimited)
+        except InternalError as told:
+            frames = frames_of(request_id, wire.error_body(told), delimited=delimited)
+        self.push(peer, frames)
+
+    def push(self, peer: Peer, frames: list[bytes]) -> None:
+        """Send a reply's frames, or queue them behind the ones that wait."""
         if peer.gone:
             self._tally.dropped += 1
             return
@@ -65,8 +91,15 @@ class Delivery:
     def advance(self, stream: Stream) -> None:
         """Send what the choices of the stream have, longest waiting first, and the end of each when that was all.
 
-        The first that cannot be sent makes the others wait behind it: what can leave is shared out between them.
+        The first that cannot be sent makes the others wait behind it: what can leave is shared out between them. If
+        something can never be sent, the request is given up.
         """
+        try:
+            self._advance(stream)
+        except InternalError as error:
+            self._give_up(stream, error)
+
+    def _advance(self, stream: Stream) -> None:
         while stream.waiting and not (stream.closed or stream.peer.gone):
             output = next(iter(stream.waiting.values()))
             if stream.streamed and output.has_pieces and not self._send_chunk(stream, output):
@@ -74,12 +107,14 @@ class Delivery:
                 if stream.unsent_bytes > self._config.max_reply_bytes:
                     self._give_up(stream, SlowClient("the client does not take its output"))
                 return
-            end = stream.close(output)
+            end = stream.end_of(output)
+            frames = None if end is None else frames_of(stream.id, end, delimited=stream.delimited)
+            stream.close(output)
             if stream.closed and end is not None:
                 self._tally.ended[end.reason] += 1
                 self._starved.pop(stream, None)
-            if end is not None:
-                self.post(stream.peer, stream.id, end, delimited=stream.delimited)
+            if frames is not None:
+                self.push(stream.peer, frames)
         stream.peer.stalled.pop(stream, None)
 
     def add_credit(self, stream: Stream, credit: int) -> None:
@@ -99,7 +134,7 @@ class Delivery:
             del self._starved[stream]
 
     def tend(self) -> float | None:
-        """Retry blocked peers and give up slow ones. Returns when to call again (clock time), None for not at all."""
+        """Retry blocked peers and give up slow ones. Returns when to call again (awake time), None for not at all."""
         now = self._clock()
         for peer in list(self._blocked):
             if now >= peer.retry_at:
@@ -134,7 +169,7 @@ class Delivery:
                 stream.starved_since = self._clock()
                 self._starved[stream] = None
             return False
-        frames = wire.encode(stream.id, output.chunk(stream.sequence))
+        frames = frames_of(stream.id, output.chunk(stream.sequence))
         sent = self._socket.send(stream.peer, frames)
         if sent is Sent.OK:
             stream.chunk_sent(output)

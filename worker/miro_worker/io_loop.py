@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
+from miro_client.awake import TICK_MS, AwakeClock
 from miro_client.errors import Restarted
 from miro_worker.control import Desk
 from miro_worker.dispatch import Dispatcher
@@ -24,7 +25,10 @@ CLOSING_TURNS = 16
 
 
 class IOLoop:
-    """Owns the sockets. `run` returns after `request_stop`, when every request has had its last message."""
+    """Owns the sockets. `run` returns after `request_stop`, when every request has had its last message.
+
+    awake: the clock by which deliveries judge clients; it ticks here.
+    """
 
     def __init__(
         self,
@@ -35,6 +39,7 @@ class IOLoop:
         *,
         wakeup: Wakeup,
         outcomes: Mailbox[Outcome],
+        awake: AwakeClock,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._socket = socket
@@ -43,6 +48,7 @@ class IOLoop:
         self._desks = desks
         self._wakeup = wakeup
         self._outcomes = outcomes
+        self._awake = awake
         self._clock = clock
         self._grace_s: float | None = None  # once a stop was asked for
         self._stop_at: float | None = None
@@ -65,6 +71,7 @@ class IOLoop:
                 next_tend = self._tend()
                 self._sessions.bury()
                 poller.poll(0 if more else self._timeout_ms(next_tend))
+                self._awake.tick()
             for _ in range(CLOSING_TURNS):  # what has come in meanwhile is refused, not ignored
                 if not self._turn():
                     break
@@ -94,7 +101,8 @@ class IOLoop:
         return True
 
     def _tend(self) -> float | None:
-        """Look after slow clients. Returns when to do so again (clock time), None for not at all."""
+        """Look after slow clients. Returns when to do so again (awake time), None for not at all."""
+        self._awake.tick()
         deliveries = [self._sessions.delivery, *(desk.delivery for desk in self._desks)]
         return min((at for delivery in deliveries if (at := delivery.tend()) is not None), default=None)
 
@@ -102,8 +110,10 @@ class IOLoop:
         """How long to poll; None, for ever, when there is no time to wait for."""
         if self._drained():
             return 0
-        times = [at for at in (next_tend, self._stop_at) if at is not None]
-        return max(0, int((min(times) - self._clock()) * 1e3) + 1) if times else None
+        waits = [] if next_tend is None else [TICK_MS, _ms(next_tend - self._awake())]
+        if self._stop_at is not None:
+            waits.append(_ms(self._stop_at - self._clock()))
+        return min(waits, default=None)
 
     def _drained(self) -> bool:
         """Whether a stop was asked for and nothing keeps it from happening."""
@@ -116,3 +126,8 @@ class IOLoop:
             self._stop_at = now + self._grace_s
         self._stop_at = min(self._stop_at, now + self._grace_s)
         return now >= self._stop_at or not (len(self._sessions) or self._sessions.delivery.waiting)
+
+
+def _ms(seconds: float) -> int:
+    """Whole milliseconds, rounded up."""
+    return max(0, int(seconds * 1e3) + 1)

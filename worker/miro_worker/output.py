@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from miro_client import wire
+from miro_client.results import TokenLogprob
 from miro_cy.requests import Event
 
 TOKEN_BYTES = 4
@@ -28,23 +29,25 @@ class Output:
         self.closed = False
         self.unsent_bytes = 0
         self._text: list[str] = []
-        self._tokens: list[int] = []
+        self._tokens = bytearray()  # as they travel
         self._logprobs: list[wire.Logprob] | None = None
         self._is_cut = False
 
     def absorb(self, event: Event) -> int:
-        """Add what a step produced; returns what it takes in memory, about."""
-        size = len(event.text) + TOKEN_BYTES * len(event.tokens)
+        """Add what a step produced; returns what it takes in memory, about.
+
+        Raises some error, and adds nothing, for what cannot travel: that has to show now, not when it leaves.
+        """
+        tokens = wire.pack_ids(event.tokens)
+        logprobs = [_plain(entry) for entry in event.logprobs or ()]
+        size = len(event.text.encode()) + len(tokens) + sum(logprob_bytes(1, len(top)) for _, top in logprobs)
         if event.text:
             self._text.append(event.text)
-        self._tokens.extend(event.tokens)
+        self._tokens += tokens
         if event.logprobs is not None:
             if self._logprobs is None:
                 self._logprobs = []
-            for entry in event.logprobs:
-                top = [(int(token), float(value)) for token, value in entry.top]
-                self._logprobs.append((float(entry.logprob), top))
-                size += logprob_bytes(1, len(top))
+            self._logprobs += logprobs
         self.unsent_bytes += size
         return size
 
@@ -53,18 +56,18 @@ class Output:
         return bool(self._text or self._tokens)
 
     def drop_pieces(self) -> None:
-        self._text, self._tokens, self._logprobs = [], [], None
+        self._text, self._tokens, self._logprobs = [], bytearray(), None
         self.unsent_bytes = 0
 
     def chunk(self, sequence: int) -> wire.Chunk:
         """All of it, as the CHUNK of that number."""
-        text, tokens = "".join(self._text), wire.pack_ids(self._tokens)
+        text, tokens = "".join(self._text), bytes(self._tokens)
         return wire.Chunk(i=self.index, s=sequence, t=text, k=tokens, lp=self._logprobs or None)
 
     def put_whole(self) -> None:
         """All of it goes into the END."""
         if self.end is not None:
-            self.end.t, self.end.k, self.end.lp = "".join(self._text), wire.pack_ids(self._tokens), self._logprobs
+            self.end.t, self.end.k, self.end.lp = "".join(self._text), bytes(self._tokens), self._logprobs
         self.drop_pieces()
 
     def decide(self, end: wire.End) -> None:
@@ -79,3 +82,8 @@ class Output:
         self._is_cut = True
         if self.end is not None:
             self.decide(self.end)
+
+
+def _plain(entry: TokenLogprob) -> wire.Logprob:
+    """A token's log-probabilities as the wire takes them, whatever kinds of numbers they are."""
+    return float(entry.logprob), [(int(token), float(value)) for token, value in entry.top]

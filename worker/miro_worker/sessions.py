@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable
 
 from miro_client import wire
-from miro_client.errors import InternalError, MiroError, RequestError, TooLarge
+from miro_client.errors import InternalError, MiroError, TooLarge
 from miro_worker.admission import Admission
 from miro_worker.config import WorkerConfig
-from miro_worker.delivery import Delivery
+from miro_worker.delivery import Delivery, frames_of
 from miro_worker.jobs import Abort, Admitted, Failed, Job, Outcome, Prepared, Stepped
 from miro_worker.mailbox import Mailbox
 from miro_worker.sockets import Peer, RouterSocket
@@ -25,7 +25,10 @@ log = logging.getLogger("miro.worker")
 
 
 class Sessions:
-    """Owned by the I/O thread; nothing here waits."""
+    """Owned by the I/O thread; nothing here waits.
+
+    clock: of requests and their rate; awake: of clients that take nothing.
+    """
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class Sessions:
         texts: Mailbox[Job],
         steps: Mailbox[Prepared | Abort],
         clock: Callable[[], float],
+        awake: Callable[[], float],
     ) -> None:
         self._socket = socket
         self._config = config
@@ -45,7 +49,7 @@ class Sessions:
         self._jobs: dict[Job, Stream] = {}
         self.tally = Tally()
         self.admission = Admission(config, clock)
-        self.delivery = Delivery(socket, config, clock, self.give_up, self.tally)
+        self.delivery = Delivery(socket, config, awake, self.give_up, self.tally)
         self.draining = False
 
     def __len__(self) -> int:
@@ -85,18 +89,21 @@ class Sessions:
                 self._admitted(stream, outcome)
             else:
                 self._stepped(stream, outcome)
-        except (RequestError, ValueError, TypeError, OverflowError, IndexError) as error:
+        except Exception:
             # An event that cannot be put on the wire: the engine's fault, and this request's alone.
             log.exception("an outcome could not be sent")
-            self.give_up(stream, InternalError(f"the answer could not be sent: {error}"))
+            self.give_up(stream, InternalError("the answer could not be sent"))
 
     def _admitted(self, stream: Stream, outcome: Admitted) -> None:
         self.admission.prepared(stream)
         stream.job.prompt = None
         stream.prompt_ids, stream.seed, stream.waited_ms = outcome.tokens, outcome.seed, outcome.waited_ms
-        stream.admitted = True
+        accepted = None
         if stream.streamed:
-            self.reply(stream.peer, stream.id, stream.accepted(self._fingerprint), delimited=stream.delimited)
+            accepted = frames_of(stream.id, stream.accepted(self._fingerprint), delimited=stream.delimited)
+        stream.admitted = True  # from here on it has ENDs, before that an ERROR
+        if accepted is not None:
+            self.delivery.push(stream.peer, accepted)
 
     def _stepped(self, stream: Stream, outcome: Stepped) -> None:
         stream.absorb(outcome.event, self._fingerprint)
@@ -164,4 +171,4 @@ class Sessions:
         self.delivery.post(peer, request_id, body, delimited=delimited)
 
     def reply_error(self, peer: Peer, request_id: bytes, error: MiroError, *, delimited: bool) -> None:
-        self.reply(peer, request_id, wire.error_body(error), delimited=delimited)
+        self.delivery.post_error(peer, request_id, error, delimited=delimited)

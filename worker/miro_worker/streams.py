@@ -98,17 +98,20 @@ class Stream:
             self.credit -= 1
         self.drop_pieces(output)
 
-    def close(self, output: Output) -> wire.End | None:
-        """The END of a choice is on its way, and is returned if there is one; there is no other for it."""
+    def end_of(self, output: Output) -> wire.End | None:
+        """The END of a choice, as it is to be sent next; None while that is not decided."""
+        if output.end is not None:
+            output.end.more = self._n_open > 1
+        return output.end
+
+    def close(self, output: Output) -> None:
+        """Nothing waits of this choice; if it has an END, that is on its way, and there is no other."""
         del self.waiting[output.index]
-        end = output.end
-        if end is not None:
+        if output.end is not None:
             output.closed = True
             self._n_open -= 1
-            end.more = self._n_open > 0
-            if not end.more:
+            if self._n_open == 0:
                 self.close_all()
-        return end
 
     def close_all(self) -> None:
         """The last reply is on its way; there is no other."""
@@ -122,9 +125,8 @@ class Stream:
     def failed_end(self, error: MiroError) -> Callable[[int], wire.End]:
         """The END of each choice of a request that the worker gives up."""
         usage, timing = self._usage_so_far(), wire.Timing(queue_ms=self.waited_ms)
-        return lambda i: wire.End(
-            i=i, reason="error", code=error.code, message=error.message, usage=usage, timing=timing
-        )
+        message = wire.plain(error.message)
+        return lambda i: wire.End(i=i, reason="error", code=error.code, message=message, usage=usage, timing=timing)
 
     def cancelled_end(self) -> Callable[[int], wire.End]:
         """The END of each choice of a request that was cancelled before the engine knew it."""
@@ -142,7 +144,7 @@ class Stream:
             i=index,
             reason=str(event.finish_reason),
             code=None if error is None else error.code,
-            message=None if error is None else error.message,
+            message=None if error is None else wire.plain(error.message),
             stop=event.stop,
             score=event.score,
             usage=self._usage_so_far()

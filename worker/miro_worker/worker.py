@@ -16,6 +16,7 @@ from typing import Any, Self
 import zmq
 
 from miro_client import __version__, wire
+from miro_client.awake import AwakeClock, join_all
 from miro_client.endpoint import admin_endpoint, control_endpoint
 from miro_client.errors import ConfigError
 from miro_client.wire import Kind
@@ -100,14 +101,20 @@ class Worker:
             self._sockets.append(RouterSocket(context, endpoint, self.config, share))
 
     def _build(self, data: RouterSocket, control: RouterSocket, admin: RouterSocket) -> None:
-        config, wakeup, clock, engine = self.config, Wakeup(), time.monotonic, self._engine
+        config, wakeup, clock, awake, engine = self.config, Wakeup(), time.monotonic, AwakeClock(), self._engine
         outcomes: Mailbox[Outcome] = Mailbox(MAX_OUTCOMES, wakeup.set)
         self._texts: Mailbox[Job] = Mailbox(config.max_requests)
         self._steps: Mailbox[Prepared | Abort] = Mailbox(config.max_requests)
         self._text = TextLoop(engine, self._texts, self._steps, outcomes, config.max_reply_bytes)
         self._step = StepLoop(engine, self._steps, outcomes, on_fatal=self._fail, on_warm=self._warm.set)
         sessions = Sessions(
-            data, config, fingerprint=engine.fingerprint, texts=self._texts, steps=self._steps, clock=clock
+            data,
+            config,
+            fingerprint=engine.fingerprint,
+            texts=self._texts,
+            steps=self._steps,
+            clock=clock,
+            awake=awake,
         )
         welcome = wire.Welcome(
             minor=wire.MINOR,
@@ -131,11 +138,12 @@ class Worker:
         )
         dispatcher = Dispatcher(sessions, welcome=welcome, pong=self._reports.pong)
         answers = self._reports.answers()
+        for_admin = {**answers, Kind.DRAIN: self._drain}
         desks = [
-            Desk("control", control, config, sessions.tally, clock, answers),
-            Desk("admin", admin, config, sessions.tally, clock, {**answers, Kind.DRAIN: self._drain}),
+            Desk("control", control, config, sessions.tally, answers, clock=clock, awake=awake),
+            Desk("admin", admin, config, sessions.tally, for_admin, clock=clock, awake=awake),
         ]
-        self._io = IOLoop(data, sessions, dispatcher, desks, wakeup=wakeup, outcomes=outcomes)
+        self._io = IOLoop(data, sessions, dispatcher, desks, wakeup=wakeup, outcomes=outcomes, awake=awake)
 
     def _drain(self, body: wire.Request) -> wire.DrainReply:
         live = self._reports.stats().live
@@ -158,7 +166,7 @@ class Worker:
         grace = (self.config.grace_ms if grace_ms is None else grace_ms) / 1e3
         self.request_stop(grace_ms)
         with self._lock:
-            self._threads["io"].join(grace + IO_STOP_S)
+            join_all([self._threads["io"]], grace + IO_STOP_S)
             return self._close()
 
     def join(self, timeout: float | None = None) -> bool:
@@ -168,10 +176,11 @@ class Worker:
             return not self._threads["io"].is_alive()
         return True
 
-    def run(self, on_ready: Callable[[], None] | None = None) -> int:
+    def run(self, on_ready: Callable[[], None] | None = None, *, final: bool = False) -> int:
         """Start, serve until SIGTERM, SIGINT or DRAIN, stop. A second signal ends the grace time. Main thread only.
 
-        on_ready is called once the engine has generated a first token.
+        on_ready is called once the engine has generated a first token. final: the process ends with this call, so that
+        these signals stay without effect from then on: one sent twice is no reason to end as if it had been killed.
 
         Returns the exit code: 0 after a clean stop, 1 if the engine failed or hung.
         """
@@ -203,7 +212,8 @@ class Worker:
             clean = self.stop(0)
         finally:
             for number, handler in previous.items():
-                signal.signal(number, handler)
+                # Ignored, not handled: the interpreter takes handlers back a while before it has ended.
+                signal.signal(number, signal.SIG_IGN if final else handler)
             signal.set_wakeup_fd(previous_fd)
             os.close(reader)
             os.close(writer)
@@ -221,10 +231,8 @@ class Worker:
         """After the I/O thread: let the other threads go, free the sockets' context."""
         self._texts.close()
         self._steps.close()
-        deadline = time.monotonic() + ENGINE_STOP_S
-        for thread in self._threads.values():
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
+        others = [thread for thread in self._threads.values() if thread is not threading.current_thread()]
+        join_all(others, ENGINE_STOP_S)
         alive = [name for name, thread in self._threads.items() if thread.is_alive()]
         if alive:
             log.error("did not stop in time: %s", ", ".join(alive))

@@ -40,6 +40,7 @@ from miro_client.wire.replies import (
     Usage,
     Welcome,
     error_body,
+    plain,
 )
 from miro_client.wire.requests import (
     Cancel,
@@ -111,6 +112,7 @@ __all__ = [
     "encode",
     "error_body",
     "pack_ids",
+    "plain",
     "split",
     "unpack_ids",
 ]

@@ -222,12 +222,17 @@ class Result:
             raise BadField(f"a RESULT cannot be read as {kind.__name__}: {error!s:.200}") from None
 
 
+def plain(text: str) -> str:
+    """The text, with what UTF-8 cannot hold replaced."""
+    return text.encode(errors="replace").decode()
+
+
 def error_body(error: MiroError) -> Error:
     """The body of the ERROR that tells of it."""
     return Error(
         code=error.code,
-        message=error.message.encode(errors="replace").decode(),
-        field=error.field,
+        message=plain(error.message),
+        field=None if error.field is None else plain(error.field),
         retry_after_ms=error.retry_after_ms,
         supported=[MAJOR] if isinstance(error, BadVersion) else None,
     )

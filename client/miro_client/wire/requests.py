@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from miro_client.checks import MAX_INT32
 from miro_client.wire.kinds import MAX_CREDIT, MAX_MESSAGES, MAX_SAMPLING_ITEMS, MAX_SAMPLING_KEYS
@@ -44,19 +44,21 @@ Sampling = Annotated[dict[str, SamplingValue], Meta(max_length=MAX_SAMPLING_KEYS
 
 
 class Generate(_Request, kw_only=True):
-    """Exactly one of prompt, tokens (int32 little-endian) and messages is set. `sampling` is checked by the worker."""
+    """Exactly one of prompt, tokens (int32 little-endian) and messages is set. `sampling` is checked by the worker, and
+    so are n and logprobs, which stand for the parameters of these names.
+    """
 
     prompt: str | None = None
     tokens: bytes | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
     sampling: Sampling = {}
-    n: Annotated[int, Meta(ge=1, le=64)] | None = None
+    n: SamplingValue | UnsetType = UNSET
     stream: bool = False
     credit: Annotated[int, Meta(ge=1, le=MAX_CREDIT)] | None = None
     queue_ms: Annotated[int, Meta(ge=1, le=2**53)] | None = None
     deadline_ms: Annotated[int, Meta(ge=1, le=2**53)] | None = None
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
-    logprobs: int | None = None
+    logprobs: SamplingValue | UnsetType = UNSET
     echo: bool = False
     resume: dict[str, int | bytes] | None = None
 
