@@ -93,6 +93,7 @@ PLAIN = [
     "miro_cy.model.step",
     "miro_cy.sampling.sampler",
     "miro_cy.sched.sequence",
+    "miro_cy.sched.blocks",
     "miro_cy.sched.request",
     "miro_cy.sched.forks",
     "miro_cy.sched.sets",

@@ -17,6 +17,7 @@ from miro_cy.loading import compute_mode, kv_dtype_of, tokenizer_of
 from miro_cy.machine import available_memory, default_threads
 from miro_cy.memory import Room, is_quantised, kv_block, kv_blocks, packed_bytes, room_for, rope_bytes, step_bytes
 from miro_cy.model.checkpoint import Checkpoint, Part
+from miro_cy.model.kv_groups import kv_groups
 from miro_cy.model.opening import open_checkpoint
 from miro_cy.model.spec import KV_BYTES, ModelSpec
 from miro_cy.model.weights import unsupported
@@ -32,12 +33,25 @@ class TypeShare:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that share KV blocks. window: tokens that each of them sees, its own included; 0: all."""
+
+    layers: int
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes that one engine takes at a context. weights: packed; activations: a step's buffers and rotary tables."""
+    """Bytes that one engine takes at a context. weights: packed; activations: a step's buffers and rotary tables.
+
+    kv: of one sequence, in whole blocks, of which layers with a window keep only the last. kv_full: what that would be
+    if all layers saw all tokens.
+    """
 
     weights: int
     activations: int
     kv: int
+    kv_full: int
     total: int
 
 
@@ -46,7 +60,8 @@ class Fit:
     """What `total` bytes have room for beside the weights and a step's buffers.
 
     left: bytes for the KV cache. tokens: those it holds in all layers, in whole blocks. context: most tokens of one
-    sequence then, of which layers with a window hold only the last.
+    sequence then, up to those asked for. sequences: of so many tokens, that it holds at once; of each, layers with a
+    window keep only the last ones.
     """
 
     total: int
@@ -55,16 +70,21 @@ class Fit:
     left: int
     tokens: int
     context: int
+    sequences: int
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Tokens that the KV cache would hold on this machine, as it is now, with default settings: a worker's, and that of
-    an engine in a program of one's own. 0 where there is no room.
+    """Tokens that the KV cache would hold in all layers on this machine, as it is now, with default settings: a
+    worker's, and that of an engine in a program of one's own. 0 where there is no room.
+
+    worker_sequences, engine_sequences: as many of the report's `context` tokens each as they hold at once.
     """
 
     worker: int
     engine: int
+    worker_sequences: int
+    engine_sequences: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +92,10 @@ class ModelReport:
     """A model's description; the field names are those of `miro inspect --json`. Sizes in elements, memory in bytes.
 
     types: by element type, the largest share first. problem: why the model cannot be served, or None; then `memory` and
-    `capacity` are empty. memory: by KV dtype, at `context` tokens; compute, kv_dtype: what the engine takes unless told
-    otherwise. available: what this process may take of the machine's memory now. capacity: by KV dtype, what the
-    default shares of that hold. fit: by KV dtype, what a given size has room for; empty where none was given or the
-    model cannot be served.
+    `capacity` are empty. kv_groups: all layers, those that see all tokens first. memory: by KV dtype, at `context`
+    tokens; compute, kv_dtype: what the engine takes unless told otherwise. available: what this process may take of the
+    machine's memory now. capacity: by KV dtype, what the default shares of that hold. fit: by KV dtype, what a given
+    size has room for if no sequence is longer than `context`; empty where none was given or the model cannot be served.
     """
 
     name: str
@@ -101,6 +121,7 @@ class ModelReport:
     types: dict[str, TypeShare]
     problem: str | None
     kv_bytes_per_token: dict[str, int]
+    kv_groups: list[LayerGroup]
     context: int
     compute: Compute
     kv_dtype: KVDtype
@@ -115,10 +136,10 @@ def inspect_model(
 ) -> ModelReport:
     """Describe a model by path or name, with its memory at a context (None: the largest it was made for).
 
-    fit: bytes, or text such as "24GiB", whose room for a KV cache is worked out. Buffers are those of the default
-    settings. Raises ModelError as loading does, except that a tensor type miro cannot pack is reported as `problem`;
-    ConfigError for a context the model was not made for, and for a `fit` that is no size or has not even room for a
-    KV block of any type.
+    fit: bytes, or text such as "24GiB", whose room for a KV cache is worked out, for sequences of up to that context.
+    Buffers are those of the default settings. Raises ModelError as loading does, except that a tensor type miro cannot
+    pack is reported as `problem`; ConfigError for a context the model was not made for, and for a `fit` that is no size
+    or has not even room for a KV block of any type.
     """
     total = None if fit is None else parse_bytes(fit, "fit")
     with open_checkpoint(resolve(Path(path_or_name))) as checkpoint:
@@ -159,14 +180,20 @@ def _report(checkpoint: Checkpoint, context: int, total: int | None) -> ModelRep
         types=_types(parts),
         problem=problem,
         kv_bytes_per_token={dtype: spec.kv_bytes_per_token(dtype) for dtype in KV_BYTES},
+        kv_groups=_groups(spec),
         context=context,
         compute=compute,
         kv_dtype=kv_dtype_of(defaults, compute),
         memory={} if problem else _memory(spec, parts, context),
         available=available,
-        capacity={} if problem else _capacity(spec, parts, available),
-        fit={} if problem or total is None else _fit(spec, parts, total),
+        capacity={} if problem else _capacity(spec, parts, context, available),
+        fit={} if problem or total is None else _fit(spec, parts, context, total),
     )
+
+
+def _groups(spec: ModelSpec) -> list[LayerGroup]:
+    groups = kv_groups(spec)
+    return [LayerGroup(len(layers), window) for layers, window in zip(groups.layers, groups.windows, strict=True)]
 
 
 def _types(parts: Iterable[Part]) -> dict[str, TypeShare]:
@@ -183,39 +210,50 @@ def _memory(spec: ModelSpec, parts: list[Part], context: int) -> dict[str, Memor
     defaults = EngineConfig()
     weights = packed_bytes(parts)
     activations = step_bytes(spec, defaults, default_threads()) + rope_bytes(spec, context)
-    kv = {}
+    memory: dict[str, Memory] = {}
     for dtype in KV_BYTES:
         block, windows = kv_block(spec, defaults, dtype)
-        kv[dtype] = block * blocks_needed(windows, context, defaults.block_size)
-    return {dtype: Memory(weights, activations, n, weights + activations + n) for dtype, n in kv.items()}
+        kv = block * blocks_needed(windows, context, defaults.block_size)
+        full = spec.kv_bytes_per_token(dtype) * defaults.block_size * blocks_needed((0,), context, defaults.block_size)
+        memory[dtype] = Memory(weights, activations, kv, full, weights + activations + kv)
+    return memory
 
 
-def _rooms(spec: ModelSpec, parts: list[Part], total: int) -> dict[str, Room]:
-    """The room that `total` bytes have, by KV dtype, with default settings."""
+def _rooms(spec: ModelSpec, parts: list[Part], context: int, total: int) -> dict[str, Room]:
+    """The room that `total` bytes have, by KV dtype, with default settings but for the longest sequence."""
     defaults, threads = EngineConfig(), default_threads()
     return {
-        dtype: room_for(spec, parts, defaults, dtype, threads=threads, context=spec.context, total=total)
+        dtype: room_for(spec, parts, defaults, dtype, threads=threads, context=context, total=total)
         for dtype in KV_BYTES
     }
 
 
-def _capacity(spec: ModelSpec, parts: list[Part], available: int) -> dict[str, Capacity]:
-    def tokens(room: Room, config: EngineConfig) -> int:
-        return kv_blocks(room, config, spec.context) // len(room.windows) * room.block_size if room.blocks else 0
-
-    server, single = EngineConfig(kv_memory="auto"), EngineConfig()
-    rooms = _rooms(spec, parts, available)
-    return {dtype: Capacity(tokens(room, server), tokens(room, single)) for dtype, room in rooms.items()}
+def _sequences(room: Room, blocks: int, context: int) -> int:
+    """Sequences of `context` tokens that so many blocks hold at once."""
+    return blocks // blocks_needed(room.windows, context, room.block_size)
 
 
-def _fit(spec: ModelSpec, parts: list[Part], total: int) -> dict[str, Fit]:
-    rooms = _rooms(spec, parts, total)
+def _capacity(spec: ModelSpec, parts: list[Part], context: int, available: int) -> dict[str, Capacity]:
+    def blocks(room: Room, config: EngineConfig) -> int:
+        return kv_blocks(room, config, spec.context) if room.blocks else 0
+
+    def capacity(room: Room) -> Capacity:
+        server, single = blocks(room, EngineConfig(kv_memory="auto")), blocks(room, EngineConfig())
+        tokens = [n // len(room.windows) * room.block_size for n in (server, single)]
+        return Capacity(*tokens, *(_sequences(room, n, context) for n in (server, single)))
+
+    return {dtype: capacity(room) for dtype, room in _rooms(spec, parts, spec.context, available).items()}
+
+
+def _fit(spec: ModelSpec, parts: list[Part], context: int, total: int) -> dict[str, Fit]:
+    rooms = _rooms(spec, parts, context, total)
     if not any(room.blocks for room in rooms.values()):
         raise ConfigError(f"fit is too small: {min(rooms.values(), key=lambda room: room.block)}", field="fit")
-    return {dtype: _fit_of(room, spec.context) for dtype, room in rooms.items()}
+    return {dtype: _fit_of(room, context) for dtype, room in rooms.items()}
 
 
 def _fit_of(room: Room, context: int) -> Fit:
     tokens = room.blocks // len(room.windows) * room.block_size
     longest = room.tokens(room.blocks, context)
-    return Fit(room.total, room.weights, room.activations, max(0, room.left), tokens, longest)
+    sequences = _sequences(room, room.blocks, longest) if longest else 0
+    return Fit(room.total, room.weights, room.activations, max(0, room.left), tokens, longest, sequences)

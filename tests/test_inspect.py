@@ -10,7 +10,7 @@ import pytest
 
 from miro_cy import Engine, EngineConfig
 from miro_cy.errors import ConfigError, ModelFormatError, ModelNotFound, Unavailable, UnsupportedModel
-from miro_cy.inspect import TypeShare, inspect_model
+from miro_cy.inspect import LayerGroup, TypeShare, inspect_model
 from miro_cy.machine import default_threads
 from miro_cy.memory import step_bytes
 from miro_cy.model.opening import open_checkpoint
@@ -53,7 +53,7 @@ def test_memory_is_what_loading_takes(name: str) -> None:
         assert memory.weights == taken
         assert memory.activations == buffers + 4 * engine._parts.spec.rope.dim * report.context
         assert memory.total == taken + memory.activations + memory.kv
-        assert memory.kv == report.kv_bytes_per_token[dtype] * report.context
+        assert memory.kv == memory.kv_full == report.kv_bytes_per_token[dtype] * report.context
     assert sum(share.bytes for share in report.types.values()) == report.bytes
     assert list(report.types.values()) == sorted(report.types.values(), key=lambda share: -share.bytes)
 
@@ -87,16 +87,20 @@ def test_description_of_a_folder() -> None:
         "types": {"F32": {"tensors": 21, "parameters": 127296, "bytes": 509184}},
         "problem": None,
         "kv_bytes_per_token": {"fp16": 256, "fp32": 512, "int8": 160},
+        "kv_groups": [{"layers": 2, "window": 0}],
         "context": 100,
         "compute": "exact",
         "kv_dtype": "fp32",
         "memory": {  # whole blocks of 32 tokens
-            "fp16": rest | {"kv": 128 * 256, "total": 509184 + buffers + 128 * 256},
-            "fp32": rest | {"kv": 128 * 512, "total": 509184 + buffers + 128 * 512},
-            "int8": rest | {"kv": 128 * 160, "total": 509184 + buffers + 128 * 160},
+            "fp16": rest | {"kv": 128 * 256, "kv_full": 128 * 256, "total": 509184 + buffers + 128 * 256},
+            "fp32": rest | {"kv": 128 * 512, "kv_full": 128 * 512, "total": 509184 + buffers + 128 * 512},
+            "int8": rest | {"kv": 128 * 160, "kv_full": 128 * 160, "total": 509184 + buffers + 128 * 160},
         },
         "available": FREE,
-        "capacity": {dtype: {"worker": 4 * 512, "engine": 512} for dtype in ("fp16", "fp32", "int8")},
+        "capacity": {
+            dtype: {"worker": 4 * 512, "engine": 512, "worker_sequences": 16, "engine_sequences": 4}
+            for dtype in ("fp16", "fp32", "int8")
+        },
         "fit": {},
     }
 
@@ -140,6 +144,36 @@ def test_what_fits() -> None:
     assert tight["int8"].context == 32 < report.max_context
     with pytest.raises(ConfigError, match=r"fit is too small: of 1,000,000 bytes the weights take .* which leaves -"):
         inspect_model(path, fit="1MB")
+
+
+def test_what_fits_of_sequences_of_a_context() -> None:
+    """--context is the longest that a sequence may become: what longer ones would need is left for others."""
+    path = GOLDEN / "gguf" / "Q4_1.gguf"
+    whole, short = inspect_model(path, fit="1GiB"), inspect_model(path, context=100, fit="1GiB")
+    for dtype, fit in short.fit.items():
+        assert (fit.weights, fit.activations) == (short.memory[dtype].weights, short.memory[dtype].activations)
+        assert fit.left > whole.fit[dtype].left, "shorter rotary tables"
+        assert (fit.context, fit.sequences) == (100, fit.tokens // 128), "each takes four blocks of 32"
+        assert whole.fit[dtype].sequences == whole.fit[dtype].tokens // whole.max_context
+    assert [short.capacity[dtype].engine for dtype in short.fit] == [whole.max_context] * 3, "default settings"
+
+
+@pytest.mark.parametrize(("context", "blocks"), [(512, 2), (64, 2), (33, 2), (32, 1)])
+def test_what_windows_save(context: int, blocks: int) -> None:
+    """Two layers that see 24 tokens, which are in two blocks of 32 at most."""
+    path = GOLDEN / "hf" / "mistral-swa"
+    report = inspect_model(path, context, fit="1GiB")
+    assert report.kv_groups == [LayerGroup(layers=2, window=24)]
+    for dtype, memory in report.memory.items():
+        block = 32 * report.kv_bytes_per_token[dtype]
+        assert (memory.kv, memory.kv_full) == (blocks * block, -(-context // 32) * block)
+        assert memory.total == memory.weights + memory.activations + memory.kv
+        fit, capacity = report.fit[dtype], report.capacity[dtype]
+        assert (fit.context, fit.sequences) == (context, fit.tokens // (32 * blocks))
+        assert (capacity.worker, capacity.engine) == (4 * 512, 512)
+        assert (capacity.worker_sequences, capacity.engine_sequences) == (64 // blocks, 16 // blocks)
+    with Engine.load(path, kv_memory=report.memory["fp32"].kv) as engine:
+        assert engine.describe()["context"] == (512 if blocks == 2 else 32), "one of them is served in that memory"
 
 
 def test_types_that_cannot_be_packed_are_reported(reference_data: Path) -> None:

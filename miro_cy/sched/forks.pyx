@@ -3,18 +3,12 @@
 from miro_cy.errors import InternalError
 
 from miro_cy.native cimport SEQUENCES, tally
-from miro_cy.sched.sequence cimport DECODING, NOTHING, QUEUED, Sequence, adopt, branch, cached_tokens, stored_limit
+from miro_cy.sched.sequence cimport DECODING, NOTHING, QUEUED, Sequence, adopt, branch, cached_tokens
 
 
 cpdef int blocks_to_fork(SequenceTable table, Decoding h) except -1:
-    """Blocks that `fork_decoding` takes: none, unless they are reserved; then all but the full ones that it shares, and
-    of a group with a window the one that it writes next."""
-    cdef const Sequence* source = table.decoding(h)
-    cdef int limit = stored_limit(source)
-    if not table.reserving or source.n_computed >= limit:
-        return 0
-    return table.windows.n_rolling + (table.tables.n_groups - table.windows.n_rolling) * (
-        table.pool.blocks_for(limit) - source.n_computed // table.pool.block_size)
+    """Blocks that `fork_decoding` takes."""
+    return table.blocks.to_fork(table.decoding(h))
 
 
 cpdef Decoding fork_decoding(SequenceTable table, Decoding h, int64_t sequence_id, int token, BatchView view) except *:
@@ -27,16 +21,13 @@ cpdef Decoding fork_decoding(SequenceTable table, Decoding h, int64_t sequence_i
     cdef Sequence* seq
     cdef int slot
     cdef Decoding forked
-    if table.n_slots_free == 0 or blocks_to_fork(table, h) > table.pool.available():
+    if table.blocks.n_slots_free == 0 or blocks_to_fork(table, h) > table.pool.available():
         raise InternalError(f"there is no room for a fork of sequence {source.id}")
     slot = new_entry(table, source, sequence_id, token)
     seq = &table._entry[slot]
-    table.n_slots_free -= 1
-    seq.table_slot = table._free_slot[table.n_slots_free]
-    seq.chain.n_shared = source.chain.n_shared
-    table.tables.fork(table.pool, source.table_slot, seq.table_slot, table.pool.blocks_for(source.n_computed))
+    table.blocks.share(source, seq)
     forked = Decoding(slot, table._move(slot, seq.generation, NOTHING, DECODING))
-    if table.reserving:
+    if table.blocks.reserving:
         table.grow(forked, view)
     return forked
 

@@ -1,12 +1,12 @@
 """The life of a sequence (one choice of a request), as types.
 
-              create, fork_queued                                            finish_queued
+     create, fork_queued, join_queued                                        finish_queued
         (nothing) ----> Queued -----------------------------------------------------------.
                          |  ^                                                             |
                    admit |  | preempt_prefilling, preempt_decoding                        |
                          v  |   (blocks back to the pool, tokens kept, to be recomputed)  |
         .............................................                                     |
-        :  Prefilling ----- start_decoding ---> Decoding : <-- fork  (nothing)            |
+        :  Prefilling ----- start_decoding ---> Decoding : <-- fork_decoding  (nothing)   |
         :                                                :     finish_prefilling          v
         :                                                : ------------------------>  Finished
         :......... the only states that own blocks ......:     finish_decoding            |
@@ -19,7 +19,7 @@ next, so a call in the wrong state does not compile. What the compiler cannot se
 transition changes the entry's generation, and a spent handle raises StaleHandle. Functions that touch KV blocks take
 Prefilling or Decoding (or admit to one).
 A fork (forks.pxd) leaves its Decoding sequence as it is and makes another beside it: a Decoding one that shares its
-blocks, or one that is Queued until there is room for it.
+blocks, or one that is Queued until there is room for it. One that joins another has tokens of its own, none computed.
 """
 
 from cython cimport final
@@ -28,8 +28,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 from miro_cy.batch cimport BatchView
 from miro_cy.cache.block_pool cimport BlockPool
 from miro_cy.cache.block_table cimport BlockTables
-from miro_cy.cache.sharing cimport PrefixSharing
-from miro_cy.cache.windows cimport GroupWindows
+from miro_cy.sched.blocks cimport SequenceBlocks
 from miro_cy.sched.sequence cimport Sequence, State
 
 cdef struct Queued:
@@ -53,16 +52,12 @@ cdef struct Finished:
 cdef class SequenceTable:
     cdef readonly BlockPool pool
     cdef readonly BlockTables tables
+    cdef readonly SequenceBlocks blocks
     cdef readonly int n_entries
     cdef int n_entries_free
-    cdef int n_slots_free
-    cdef readonly bint reserving    # whether `admit` takes the blocks of all tokens it may come to have
     cdef int64_t _n_admitted
-    cdef readonly GroupWindows windows
-    cdef PrefixSharing _sharing     # None: nothing is shared
     cdef Sequence* _entry           # [n_entries]
-    cdef int32_t[::1] _free_entry   # stacks
-    cdef int32_t[::1] _free_slot
+    cdef int32_t[::1] _free_entry   # a stack
 
     # Transitions, one an edge of the diagram.
     cpdef Queued create(
@@ -84,8 +79,6 @@ cdef class SequenceTable:
     cdef const Sequence* prefilling(self, Prefilling h) except NULL
     cdef const Sequence* decoding(self, Decoding h) except NULL
     cdef const Sequence* entry(self, int slot) except NULL
-    cdef int may_borrow(self, const Sequence* seq) noexcept
-    cdef void begin_plan(self) noexcept
 
     # Work on blocks and tokens, only for the states that own blocks.
     cpdef int blocks_to_admit(self, Queued h) except -1
@@ -105,12 +98,6 @@ cdef class SequenceTable:
 
     cdef Sequence* _at(self, int slot, uint32_t generation, State state) except NULL
     cdef uint32_t _move(self, int slot, uint32_t generation, State source, State target) except? 0
-    cdef int _tokens_at_first(self, const Sequence* seq) noexcept
-    cdef int _hits(self, Sequence* seq, int[2] owned) except -1
-    cdef int _borrow(self, Sequence* seq) except -1
-    cdef int _give_back(self, Sequence* seq) except -1
     cdef int _unused_entry(self) except -1
-    cdef int _tokens_to_hold(self, const Sequence* seq, bint rolling) noexcept
-    cdef int _blocks_to_own(self, const Sequence* seq) except -1
     cdef int _advance(self, Sequence* seq, int n_tok) except -1
     cdef int _append(self, Sequence* seq, int token) except -1

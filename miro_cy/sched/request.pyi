@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from miro_cy.batch import BatchView
 from miro_cy.cache.block_pool import BlockPool
 from miro_cy.cache.block_table import BlockTables
-from miro_cy.cache.windows import GroupWindows
 from miro_cy.errors import InternalError
+from miro_cy.sched.blocks import SequenceBlocks
 
 class StaleHandle(InternalError): ...
 
@@ -26,7 +26,7 @@ class SequenceTable:
     @property
     def tables(self) -> BlockTables: ...
     @property
-    def windows(self) -> GroupWindows: ...
+    def blocks(self) -> SequenceBlocks: ...
     @property
     def n_entries(self) -> int: ...
     def __init__(

@@ -9,11 +9,9 @@ import numpy as np
 
 from miro_cy.errors import InternalError
 
-from miro_cy.cache.block_table cimport NO_BLOCK
 from miro_cy.native cimport MIRO_INDEX, MIRO_SPAN, SEQUENCE_TABLES, SEQUENCES, tally
 from miro_cy.sched.sequence cimport (
-    DECODING, FINISHED, NOTHING, PREFILLING, QUEUED, cached_tokens, forget_tokens, logits_rows, start,
-    stored_limit, to_compute)
+    DECODING, FINISHED, NOTHING, PREFILLING, QUEUED, forget_tokens, logits_rows, start, to_compute)
 
 _NAMES = ("nothing", "queued", "prefilling", "decoding", "finished")
 
@@ -50,13 +48,9 @@ cdef class SequenceTable:
             raise ValueError(f"no sequence table with {n_entries} entries and {n_slots} of {tables.n_slots} slots")
         self.pool = pool
         self.tables = tables
+        self.blocks = SequenceBlocks(pool, tables, n_slots, reserving)
         self.n_entries = self.n_entries_free = n_entries
-        self.n_slots_free = n_slots
-        self.reserving = reserving
         self._free_entry = np.arange(n_entries, dtype=np.int32)[::-1].copy()
-        self._free_slot = np.arange(n_slots, dtype=np.int32)[::-1].copy()
-        self.windows = GroupWindows(pool, tables)
-        self._sharing = None if pool.index is None else PrefixSharing(pool, tables)
         self._entry = <Sequence*> calloc(n_entries, sizeof(Sequence))
         if self._entry == NULL:
             raise MemoryError()
@@ -81,7 +75,7 @@ cdef class SequenceTable:
         extras: pairs (tag, value) of bytes; it shares blocks with sequences of equal extras only.
         """
         cdef int n = <int> tokens.shape[0], slot
-        cdef bytes domain = b"" if self._sharing is None else self.pool.index.domain(extras)
+        cdef bytes domain = self.blocks.domain(extras)
         cdef Sequence* seq
         if n < 1 or max_new < 0 or n > 2147483647 - max_new:
             raise ValueError(f"no sequence of {n} + {max_new} tokens")
@@ -98,16 +92,7 @@ cdef class SequenceTable:
     cpdef Prefilling admit(self, Queued h, double now) except *:
         """Queued -> Prefilling: take a table slot and the blocks it needs, from the prefix index where it has them."""
         cdef Sequence* seq = self._at(h.slot, h.generation, QUEUED)
-        cdef int need = self.blocks_to_admit(h)
-        if self.n_slots_free == 0:
-            raise InternalError("all block table slots are taken")
-        if need > self.pool.available():
-            raise InternalError(
-                f"sequence {seq.id} needs {need} more KV blocks, {self.pool.available()} are available")
-        self.n_slots_free -= 1
-        seq.table_slot = self._free_slot[self.n_slots_free]
-        self._borrow(seq)
-        self.windows.start(seq.table_slot, seq.n_computed, self._tokens_at_first(seq))
+        self.blocks.admit(seq)
         if seq.order < 0:
             seq.admitted = now
             seq.order = self._n_admitted
@@ -124,12 +109,12 @@ cdef class SequenceTable:
 
     cpdef Queued preempt_prefilling(self, Prefilling h) except *:
         """Prefilling -> Queued: its blocks go back, its tokens will be computed again."""
-        self._give_back(self._at(h.slot, h.generation, PREFILLING))
+        self.blocks.give_back(self._at(h.slot, h.generation, PREFILLING))
         return Queued(h.slot, self._move(h.slot, h.generation, PREFILLING, QUEUED))
 
     cpdef Queued preempt_decoding(self, Decoding h) except *:
         """Decoding -> Queued: its blocks go back, its tokens, generated ones too, will be computed again."""
-        self._give_back(self._at(h.slot, h.generation, DECODING))
+        self.blocks.give_back(self._at(h.slot, h.generation, DECODING))
         return Queued(h.slot, self._move(h.slot, h.generation, DECODING, QUEUED))
 
     cpdef Finished finish_queued(self, Queued h) except *:
@@ -138,12 +123,12 @@ cdef class SequenceTable:
 
     cpdef Finished finish_prefilling(self, Prefilling h) except *:
         """Prefilling -> Finished: its blocks go back."""
-        self._give_back(self._at(h.slot, h.generation, PREFILLING))
+        self.blocks.give_back(self._at(h.slot, h.generation, PREFILLING))
         return Finished(h.slot, self._move(h.slot, h.generation, PREFILLING, FINISHED))
 
     cpdef Finished finish_decoding(self, Decoding h) except *:
         """Decoding -> Finished: its blocks go back."""
-        self._give_back(self._at(h.slot, h.generation, DECODING))
+        self.blocks.give_back(self._at(h.slot, h.generation, DECODING))
         return Finished(h.slot, self._move(h.slot, h.generation, DECODING, FINISHED))
 
     cpdef int forget(self, Finished h) except -1:
@@ -180,111 +165,59 @@ cdef class SequenceTable:
             raise InternalError(f"no sequence in entry {slot}")
         return &self._entry[slot]
 
-    cdef int may_borrow(self, const Sequence* seq) noexcept:
-        """Leading blocks that it need not compute: those before its last token, and before its first scored one."""
-        if self._sharing is None:
-            return 0
-        cdef int end = seq.n_tokens - 1
-        if seq.logits_from >= 0:
-            end = min(end, seq.logits_from)
-        return end // self.pool.block_size
-
-    # --- blocks and tokens ---------------------------------------------------------------------------------------
+    # --- blocks and tokens, see blocks.pxd -----------------------------------------------------------------------
 
     cpdef int blocks_to_admit(self, Queued h) except -1:
-        """Blocks that `admit` takes of the available ones: all it needs but those of others that it can share.
-
-        What is cached counts: once it is taken it is available no longer.
-        """
-        cdef Sequence* seq = self._at(h.slot, h.generation, QUEUED)
-        cdef int[2] owned
-        cdef int end = self._hits(seq, owned)
-        return self.windows.to_start(end * self.pool.block_size, self._tokens_at_first(seq)) - owned[0] - owned[1]
+        """Blocks that `admit` takes of the available ones."""
+        return self.blocks.to_admit(self._at(h.slot, h.generation, QUEUED))
 
     cpdef int blocks_to_promise(self, Queued h) except -1:
-        """Blocks that must be there for it so that it never has to wait for one: those of groups without a window that
-        it does not share, and the most that it will hold in the others, sharing or not."""
-        cdef Sequence* seq = self._at(h.slot, h.generation, QUEUED)
-        cdef int[2] owned
-        self._hits(seq, owned)
-        cdef int stored = stored_limit(seq)
-        return self.windows.most(stored, False) - owned[0] + self.windows.most(stored, True)
+        """Blocks that must be there for it so that it never has to wait for one."""
+        return self.blocks.to_promise(self._at(h.slot, h.generation, QUEUED))
 
     cpdef int blocks_to_grow(self, Decoding h) except -1:
         """Blocks that `grow` takes."""
-        cdef Sequence* seq = self._at(h.slot, h.generation, DECODING)
-        cdef int rolling = self._tokens_to_hold(seq, True), others = self._tokens_to_hold(seq, False)
-        return self.windows.to_grow(seq.table_slot, rolling, others) + self._blocks_to_own(seq)
+        return self.blocks.to_grow(self._at(h.slot, h.generation, DECODING))
 
     cpdef int grow(self, Decoding h, BatchView view) except -1:
-        """Make room for its last token, in a block of its own: one that it shared is copied by the view's forward pass.
-
-        Returns the blocks taken. InternalError when the pool has too few.
-        """
-        cdef Sequence* seq = self._at(h.slot, h.generation, DECODING)
-        cdef int group, block, at = seq.n_computed // self.pool.block_size, need = self.blocks_to_grow(h)
-        if need == 0:
-            return 0
-        if need > self.pool.available():
-            raise InternalError(f"sequence {seq.id} needs {need} more KV blocks, {self.pool.available()} are available")
-        if self._blocks_to_own(seq) > 0:
-            for group in range(self.tables.n_groups):
-                block = self.tables.own(self.pool, group, seq.table_slot, at)
-                if block != NO_BLOCK:
-                    view.push_copy(group, block, self.tables.table[group, seq.table_slot, at])
-        self.windows.grow(seq.table_slot, self._tokens_to_hold(seq, True), self._tokens_to_hold(seq, False))
-        return need
+        """Make room for its last token; returns the blocks taken. InternalError when the pool has too few."""
+        return self.blocks.grow(self._at(h.slot, h.generation, DECODING), view)
 
     cpdef int blocks_to_chunk(self, Prefilling h, int n_tok) except -1:
         """Blocks that `reach` takes."""
-        cdef Sequence* seq = self._at(h.slot, h.generation, PREFILLING)
-        return self.tables.missing(seq.table_slot, self.pool.blocks_for(seq.n_computed + n_tok))
+        return self.blocks.to_chunk(self._at(h.slot, h.generation, PREFILLING), n_tok)
 
     cpdef int reach(self, Prefilling h, int n_tok) except -1:
         """Make room for its next n_tok tokens; returns the blocks taken. InternalError when the pool has too few."""
-        cdef Sequence* seq = self._at(h.slot, h.generation, PREFILLING)
-        return self.tables.extend(self.pool, seq.table_slot, self.pool.blocks_for(seq.n_computed + n_tok))
+        return self.blocks.reach(self._at(h.slot, h.generation, PREFILLING), n_tok)
 
     cpdef int trim(self, Prefilling h) except -1:
         """Give back what was taken for a chunk that came to nothing."""
-        cdef Sequence* seq = self._at(h.slot, h.generation, PREFILLING)
-        return self.windows.trim(seq.table_slot, stored_limit(seq))
+        return self.blocks.trim(self._at(h.slot, h.generation, PREFILLING))
 
     cpdef int catch_up(self, Prefilling h) except -1:
         """Take what others have computed meanwhile of its next blocks; returns the tokens it need not compute."""
-        return self._borrow(self._at(h.slot, h.generation, PREFILLING))
-
-    cdef void begin_plan(self) noexcept:
-        """The rows pushed so far belong to no step."""
-        if self._sharing is not None:
-            self._sharing.expect_nothing()
+        return self.blocks.catch_up(self._at(h.slot, h.generation, PREFILLING))
 
     cpdef bint is_awaiting(self, Prefilling h) except -1:
         """Whether a row pushed for this step completes a block that it can take afterwards, instead of computing it."""
-        cdef Sequence* seq = self._at(h.slot, h.generation, PREFILLING)
-        if seq.chain.n_shared >= self.may_borrow(seq):
-            return False
-        return self._sharing.expects(&seq.chain, seq.tokens)
+        return self.blocks.is_awaiting(self._at(h.slot, h.generation, PREFILLING))
 
     cpdef int push_chunk(self, Prefilling h, BatchView view, int n_tok) except -1:
         """Add a row with its next n_tok tokens to the view; returns the logits rows it asks for."""
         cdef Sequence* seq = self._at(h.slot, h.generation, PREFILLING)
         cdef int n_log = logits_rows(seq, n_tok)
-        if n_tok < 1 or n_tok > to_compute(seq) or self.blocks_to_chunk(h, n_tok) > 0:
+        if n_tok < 1 or n_tok > to_compute(seq) or self.blocks.to_chunk(seq, n_tok) > 0:
             raise InternalError(f"sequence {seq.id} has no {n_tok} tokens to compute, or no room for them")
         MIRO_SPAN(seq.n_computed, n_tok, seq.capacity)
         view.push_row(seq.table_slot, seq.n_computed, seq.tokens + seq.n_computed, n_tok, n_log)
-        if self._sharing is not None:
-            # Not what is scored: that advances slowly, and nobody shall wait for it.
-            self._sharing.expect(
-                &seq.chain, seq.tokens,
-                min((seq.n_computed + n_tok) // self.pool.block_size, self.may_borrow(seq)))
+        self.blocks.expect(seq, n_tok)
         return n_log
 
     cpdef int push_next(self, Decoding h, BatchView view) except -1:
         """Add a row with the token generated last to the view; returns the logits rows it asks for."""
         cdef Sequence* seq = self._at(h.slot, h.generation, DECODING)
-        if to_compute(seq) != 1 or self.blocks_to_grow(h) > 0:
+        if to_compute(seq) != 1 or self.blocks.to_grow(seq) > 0:
             raise InternalError(f"sequence {seq.id} has no token to decode, or no room for it")
         MIRO_INDEX(seq.n_computed, seq.capacity)
         view.push_row(seq.table_slot, seq.n_computed, seq.tokens + seq.n_computed, 1, 1)
@@ -325,54 +258,11 @@ cdef class SequenceTable:
         seq.generation += 1
         return seq.generation
 
-    cdef int _tokens_at_first(self, const Sequence* seq) noexcept:
-        """What its tables have room for when it is admitted, as far as windows reach: its tokens and the next one, or
-        all that may come."""
-        cdef int limit = stored_limit(seq)
-        return limit if self.reserving else min(seq.n_tokens + 1, limit)
-
-    cdef int _hits(self, Sequence* seq, int[2] owned) except -1:
-        """Leading blocks that it would find, and how many others hold (see PrefixSharing)."""
-        owned[0] = owned[1] = 0
-        if self._sharing is None:
-            return 0
-        return self._sharing.hits(&seq.chain, seq.tokens, self.may_borrow(seq), owned)
-
-    cdef int _tokens_to_hold(self, const Sequence* seq, bint rolling) noexcept:
-        """What its tables with a window, or without, must have room for before its last token is computed."""
-        return stored_limit(seq) if self.reserving and not rolling else min(seq.n_tokens, stored_limit(seq))
-
-    cdef int _blocks_to_own(self, const Sequence* seq) except -1:
-        """Blocks that it must take in place of shared ones before its last token is computed."""
-        if to_compute(seq) < 1:
-            return 0
-        return self.tables.to_own(self.pool, seq.table_slot, seq.n_computed // self.pool.block_size)
-
     cdef int _unused_entry(self) except -1:
         """An unused entry; it is taken once n_entries_free is lowered."""
         if self.n_entries_free == 0:
             raise InternalError(f"all {self.n_entries} sequence entries are taken")
         return self._free_entry[self.n_entries_free - 1]
-
-    cdef int _borrow(self, Sequence* seq) except -1:
-        cdef int end, skipped
-        if self._sharing is None:
-            return 0
-        end = self._sharing.borrow(&seq.chain, seq.tokens, seq.table_slot, self.may_borrow(seq))
-        skipped = max(0, end * self.pool.block_size - seq.n_computed)
-        seq.n_computed += skipped
-        seq.n_borrowed += skipped
-        return skipped
-
-    cdef int _give_back(self, Sequence* seq) except -1:
-        MIRO_INDEX(seq.table_slot, self.tables.n_slots)
-        self.tables.free(self.pool, seq.table_slot)
-        self._free_slot[self.n_slots_free] = seq.table_slot
-        self.n_slots_free += 1
-        seq.n_cached = cached_tokens(seq)
-        seq.table_slot = -1
-        seq.n_computed = seq.n_borrowed = seq.chain.n_shared = 0
-        return 0
 
     cdef int _advance(self, Sequence* seq, int n_tok) except -1:
         if n_tok < 1 or n_tok > to_compute(seq):
@@ -381,10 +271,7 @@ cdef class SequenceTable:
         if seq.logits_from >= 0:
             # Delivered logits are not asked for again when a preemption has the prompt recomputed.
             seq.logits_from = max(seq.logits_from, seq.n_computed)
-        if self._sharing is not None:
-            # Only here does a block become findable: its step is over, and what speculation rejects is never advanced.
-            self._sharing.publish(&seq.chain, seq.tokens, seq.table_slot, seq.n_computed // self.pool.block_size)
-        self.windows.roll(seq.table_slot, seq.n_computed)
+        self.blocks.publish(seq)
         return seq.n_tokens - seq.n_computed
 
     cdef int _append(self, Sequence* seq, int token) except -1:
@@ -412,18 +299,7 @@ cdef class SequenceTable:
                 raise AssertionError(f"sequence {seq.id}: {seq.n_computed}, {seq.n_tokens}, {seq.capacity} tokens")
             if owner:
                 slots.add(seq.table_slot)
-                if self.tables.missing(seq.table_slot, self.pool.blocks_for(seq.n_computed)) > 0:
-                    raise AssertionError(f"sequence {seq.id} has computed tokens outside its blocks")
-                self.windows.check(seq.table_slot, seq.n_computed)
-                full = seq.n_computed // self.pool.block_size
-                if self._sharing is not None and seq.chain.n_shared != full:
-                    raise AssertionError(f"sequence {seq.id} shares {seq.chain.n_shared} of its {full} full blocks")
+                self.blocks.check_one(seq)
         if live + self.n_entries_free != self.n_entries:
             raise AssertionError(f"{live} live and {self.n_entries_free} free entries are not {self.n_entries}")
-        free_slots = {self._free_slot[i] for i in range(self.n_slots_free)}
-        if len(free_slots) != self.n_slots_free or slots & free_slots:
-            raise AssertionError("a block table slot has two owners")
-        for i in range(self.tables.n_slots):
-            if i not in slots and self.tables.length(i) > 0:
-                raise AssertionError(f"table slot {i} holds blocks and has no owner")
-        self.pool.check(self.tables.holders(self.pool.n_blocks), self.tables.window[0] == 0)
+        self.blocks.check(slots)

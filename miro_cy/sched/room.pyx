@@ -10,7 +10,7 @@ cdef class KVRoom:
         self._sets = sets
         self._table = sets.table
         self._pool = sets.table.pool
-        self._windows = sets.table.windows
+        self._windows = sets.table.blocks.windows
         self._watermark = watermark
 
     cdef bint admits(self, Queued h, int forks) except -1:
@@ -20,7 +20,7 @@ cdef class KVRoom:
         """
         if self._sets.n_running() == 0:
             forks = 0
-        if self._table.reserving and self._windows.n_rolling > 0:
+        if self._table.blocks.reserving and self._windows.n_rolling > 0:
             if self._table.blocks_to_promise(h) + self._promised() + forks > self._pool.available():
                 return False
             forks = 0
@@ -29,7 +29,7 @@ cdef class KVRoom:
     cdef bint for_fork(self, const Sequence* seq) except -1:
         """Whether a fork of a sequence, under `reserve`, can come to hold the most that it may."""
         cdef int stored = stored_limit(seq), full
-        if not self._table.reserving or self._windows.n_rolling == 0 or seq.n_computed >= stored:
+        if not self._table.blocks.reserving or self._windows.n_rolling == 0 or seq.n_computed >= stored:
             return True
         full = self._windows.most(stored, False) - self._n_full() * (seq.n_computed // self._pool.block_size)
         return full + self._windows.most(stored, True) + self._promised() <= self._pool.available()
@@ -37,7 +37,7 @@ cdef class KVRoom:
     cdef int fork_blocks(self, int n_prompt, int max_new) except -1:
         """Blocks to leave for each fork of a sequence: one a group, or under `reserve` all that it cannot share."""
         cdef int stored = n_prompt + max_new - 1
-        if not self._table.reserving:
+        if not self._table.blocks.reserving:
             return self._table.tables.n_groups
         if max_new == 0:
             return 0
@@ -53,7 +53,7 @@ cdef class KVRoom:
         if self._table.blocks_to_chunk(h, n) == 0:
             return n
         spare = self._pool.available() - self._kept()
-        if self._table.reserving:
+        if self._table.blocks.reserving:
             own = stored_limit(seq)
         while n > 0 and self._windows.beyond(seq.table_slot, seq.n_computed + n, own) > max(0, spare):
             n = (seq.n_computed + n - 1) // size * size - seq.n_computed
@@ -77,8 +77,8 @@ cdef class KVRoom:
 
     cdef int _kept(self) except -1:
         """Blocks that others than newcomers should find free; none when nothing runs."""
-        cdef int i, n = 0 if self._table.reserving else self._watermark
-        if self._sets.n_running() == 0 or (self._table.reserving and self._windows.n_rolling == 0):
+        cdef int i, n = 0 if self._table.blocks.reserving else self._watermark
+        if self._sets.n_running() == 0 or (self._table.blocks.reserving and self._windows.n_rolling == 0):
             return 0
         for i in range(self._sets.n_prefilling):
             n += self._kept_for(self._table.prefilling(self._sets.prefilling[i]))
@@ -88,7 +88,7 @@ cdef class KVRoom:
 
     cdef int _kept_for(self, const Sequence* seq) except -1:
         cdef int n
-        if self._table.reserving:
+        if self._table.blocks.reserving:
             return self._windows.shortfall(seq.table_slot, stored_limit(seq))
         n = self._windows.growing(seq.table_slot, stored_limit(seq))
         if seq.state == DECODING and to_compute(seq) > 0:

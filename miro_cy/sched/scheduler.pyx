@@ -97,7 +97,7 @@ cdef class Scheduler(RelatedSequences):
         self._families = Families()
         self._sets = SequenceSets(self._table)
         self._room = KVRoom(self._sets, int(config.watermark * pool.n_blocks))
-        self.limits = Limits(max_context, self._table.windows.capacity())
+        self.limits = Limits(max_context, self._table.blocks.windows.capacity())
         # Beside a prompt chunk there are at most max_num_seqs - 1 decode rows.
         self.view = BatchView(n_rows, max(config.max_step_tokens, n_rows - 1 + self._budget.min_tokens), tables.table)
         self.max_logits = n_rows + config.max_score_tokens
@@ -163,7 +163,7 @@ cdef class Scheduler(RelatedSequences):
         failed) changes nothing: the next one computes the same tokens again.
         """
         self.view.clear()
-        self._table.begin_plan()
+        self._table.blocks.begin_plan()
         if self._is_planned:
             self._drop_plan()
         self._keep_oldest_going()
@@ -190,7 +190,7 @@ cdef class Scheduler(RelatedSequences):
         cdef const Sequence* other
         cdef Prefilling h
         cdef int i
-        if self._table.windows.n_rolling == 0:      # it took all its blocks when it was admitted
+        if self._table.blocks.windows.n_rolling == 0:      # it took all its blocks when it was admitted
             return 0
         for i in range(self._sets.n_prefilling):
             h = self._sets.prefilling[i]

@@ -125,7 +125,7 @@ cdef class SequenceSets:
         if source.state != DECODING:
             raise InternalError(f"sequence {id} does not decode: it cannot be forked")
         h = self.decoding[position[Decoding](self.decoding, self.n_decoding, self._slot_of[id])]
-        has_room = has_room and at == 0 and self.table.n_slots_free > 0
+        has_room = has_room and at == 0 and self.table.blocks.n_slots_free > 0
         if has_room and blocks_to_fork(self.table, h) <= self.table.pool.available():
             forked = fork_decoding(self.table, h, self._next_id, token, view)
             self._add_decoding(forked)

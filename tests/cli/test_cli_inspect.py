@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,11 @@ from click.testing import CliRunner
 
 from miro_client.cli import main
 from miro_client.cli.console import print_json
-from miro_cy.inspect import inspect_model
+from miro_cy.inspect import LayerGroup, inspect_model
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 FOLDER, FILE = str(GOLDEN / "hf" / "llama"), str(GOLDEN / "gguf" / "Q4_1.gguf")
+SLIDING = str(GOLDEN / "hf" / "mistral-swa")
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +53,7 @@ def test_what_fits(runner: CliRunner) -> None:
     lines = [line for line in result.stdout.splitlines() if line.startswith("fit") or " tokens in " in line]
     fit = inspect_model(FILE, fit="24GiB").fit["fp16"]
     assert lines[0].split(maxsplit=1)[1].startswith("25,769,803,776 bytes: weights ")
-    assert lines[1].split(maxsplit=2)[2] == f"{fit.tokens:,} tokens in 25.8 GB: the whole context"
+    assert lines[1].split(maxsplit=2)[2] == f"{fit.tokens:,} tokens in 25.8 GB: {fit.sequences:,} sequences of 512"
     assert [line.split()[0] for line in lines[2:]] == ["fp32", "int8"]
     result = runner.invoke(main, ["inspect", FILE, "--fit", "24GiB", "--json"])
     assert json.loads(result.stdout)["fit"]["fp16"] == asdict(fit)
@@ -61,6 +62,39 @@ def test_what_fits(runner: CliRunner) -> None:
         assert (result.exit_code, result.stdout) == (2, "")
         assert "fit " in result.stderr
     assert runner.invoke(main, ["inspect", "--connect", "default", "--fit", "1GiB"]).exit_code == 2
+
+
+def test_what_fits_of_a_context(runner: CliRunner) -> None:
+    result = runner.invoke(main, ["inspect", FILE, "--fit", "24GiB", "--context", "64"])
+    fit = inspect_model(FILE, 64, "24GiB").fit["fp16"]
+    assert f"{fit.tokens:,} tokens in 25.8 GB: {fit.tokens // 64:,} sequences of 64\n" in result.stdout
+    least = inspect_model(FILE, 64).memory["fp16"]
+    size = str(least.weights + least.activations + 32 * 1024)
+    result = runner.invoke(main, ["inspect", FILE, "--fit", size, "--context", "64"])
+    assert "32 tokens in 32.8 kB: sequences of up to 32\n" in result.stdout
+
+
+def test_windows(runner: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers that see 24 tokens: two blocks of 32 for a sequence of any length."""
+    result = runner.invoke(main, ["inspect", SLIDING, "--fit", "1GiB", "--context", "500"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    assert "windows           2 layers x 24 tokens" in lines
+    assert sum(line.endswith("+ KV cache 32.8 kB (262.1 kB without windows)") for line in lines) == 1
+    tokens = "2,048 tokens for a worker, 512 in a program: 32 and 8 sequences of 500, 4 and 1 without windows"
+    assert f"fp32 (default)  {tokens}" in lines
+    fit = inspect_model(SLIDING, 500, "1GiB").fit["int8"]
+    many = f"{fit.tokens // 64:,} sequences of 500, {fit.tokens // 512:,} without windows"
+    assert f"int8            {fit.tokens:,} tokens in 1.1 GB: {many}" in lines
+
+    mixed = replace(inspect_model(SLIDING), kv_groups=[LayerGroup(4, 0), *[LayerGroup(4, 1024)] * 5, LayerGroup(1, 9)])
+    monkeypatch.setattr("miro_cy.inspect.inspect_model", lambda *_: mixed)
+    result = runner.invoke(main, ["inspect", SLIDING])
+    assert "windows           4 layers x all tokens, 5 groups of 4 layers x 1,024 tokens, 1 layer x 9 tokens\n" in (
+        result.stdout
+    )
+    result = runner.invoke(main, ["inspect", SLIDING, "--json"])
+    assert json.loads(result.stdout)["kv_groups"][:2] == [{"layers": 4, "window": 0}, {"layers": 4, "window": 1024}]
 
 
 def test_json(runner: CliRunner) -> None:

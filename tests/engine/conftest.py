@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from miro_cy import Engine
 from miro_cy.batch import BatchView
+from miro_cy.requests import Event
 from miro_cy.text.bytelevel import BYTES
 
 TESTS = Path(__file__).parents[1]
@@ -115,6 +116,38 @@ def is_whole() -> Callable[[Engine], bool]:
             time.sleep(0.005)
 
     return check
+
+
+def run_to_end(engine: Engine, max_steps: int = 2000) -> list[Event]:
+    """Step until there is nothing to do, checking conservation after each; all events."""
+    events = []
+    for _ in range(max_steps):
+        if not engine.has_work:
+            return events
+        events += engine.step()
+        engine.check_integrity()
+    raise AssertionError(f"still busy after {max_steps} steps")
+
+
+def last_events(events: Iterable[Event], *, only: bool = False) -> dict[tuple[int, int], Event]:
+    """{(request, choice): its last event}; fails when one has two. only: or any before it."""
+    found = {}
+    for event in events:
+        assert event.finish_reason is not None or not only
+        if event.finish_reason is not None:
+            assert (event.request_id, event.choice) not in found
+            found[event.request_id, event.choice] = event
+    return found
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., list[Event]]:
+    return run_to_end
+
+
+@pytest.fixture(scope="session")
+def ends() -> Callable[..., dict[tuple[int, int], Event]]:
+    return last_events
 
 
 @pytest.fixture(scope="session")

@@ -13,26 +13,6 @@ PROMPT = {"tokens": list(range(1, 40))}
 WIDE = {"beam_width": 4, "max_tokens": 12, "ignore_eos": True, "logprobs": 2}
 
 
-def ends(events):
-    """{(request, choice): its only event}; fails when one has two."""
-    found = {}
-    for event in events:
-        assert (event.request_id, event.choice) not in found
-        assert event.finish_reason is not None
-        found[event.request_id, event.choice] = event
-    return found
-
-
-def run(engine, max_steps=1000):
-    events = []
-    for _ in range(max_steps):
-        if not engine.has_work:
-            return events
-        events += engine.step()
-        engine.check_integrity()
-    raise AssertionError("still busy")
-
-
 # --- what comes of it ----------------------------------------------------------------------------------------------
 
 
@@ -176,12 +156,12 @@ def test_cached_tokens_are_those_of_the_request(load, golden):
         assert [choice.usage.cached_tokens for choice in result.choices] == [cached] * 4
 
 
-def test_it_counts_in_the_queue_for_all_its_beams(load, golden):
+def test_it_counts_in_the_queue_for_all_its_beams(load, golden, run, ends):
     engine = load(golden("llama"), threads=1, max_waiting=6, max_num_seqs=8)
     first = engine.add(Request(PROMPT, SamplingParams(n=2, **WIDE)))
     with pytest.raises(QueueFull):
         engine.add(Request(PROMPT, SamplingParams(n=2, **WIDE)))
-    assert sorted(ends(run(engine))) == [(first, 0), (first, 1)]
+    assert sorted(ends(run(engine), only=True)) == [(first, 0), (first, 1)]
     results = engine.generate([PROMPT] * 5, SamplingParams(n=2, **WIDE))
     assert len({tuple(result.tokens) for result in results}) == 1
 
@@ -190,13 +170,13 @@ def test_it_counts_in_the_queue_for_all_its_beams(load, golden):
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
-def test_cancelling_ends_every_choice_once_with_the_best_so_far(llama, is_whole, steps):
+def test_cancelling_ends_every_choice_once_with_the_best_so_far(llama, is_whole, steps, run, ends):
     request = llama.add(Request(PROMPT, SamplingParams(**WIDE)))
     told = [event for _ in range(steps) for event in llama.step()]
     assert told == []
     assert llama.abort(request)
     assert not llama.abort(request)
-    last = ends(run(llama))
+    last = ends(run(llama), only=True)
     assert {key: event.finish_reason for key, event in last.items()} == {(request, i): "cancelled" for i in range(4)}
     assert [len(event.tokens) for event in last.values()] == [steps] * 4
     assert [event.usage.completion_tokens for event in last.values()] == [steps] * 4
@@ -214,7 +194,7 @@ def test_closing_a_stream_cancels_it(llama, is_whole):
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])
-def test_a_deadline_ends_every_choice(load, golden, is_whole, steps):
+def test_a_deadline_ends_every_choice(load, golden, is_whole, steps, ends):
     engine = load(golden("llama"), threads=1)
     now = [1000.0]
     engine._parts.core._clock = lambda: now[0]
@@ -222,7 +202,7 @@ def test_a_deadline_ends_every_choice(load, golden, is_whole, steps):
     for _ in range(steps):
         assert engine.step() == []
     now[0] += 6
-    last = ends(engine.step())
+    last = ends(engine.step(), only=True)
     assert {key: event.finish_reason for key, event in last.items()} == {(request, i): "deadline" for i in range(4)}
     assert [len(event.tokens) for event in last.values()] == [steps] * 4
     assert is_whole(engine)
@@ -230,7 +210,7 @@ def test_a_deadline_ends_every_choice(load, golden, is_whole, steps):
 
 
 @pytest.mark.parametrize("step", [1, 2, 6])
-def test_logits_that_are_not_finite_end_every_choice(llama, steer, is_whole, step):
+def test_logits_that_are_not_finite_end_every_choice(llama, steer, is_whole, step, run, ends):
     steered = steer(llama)
 
     def spoil(view, logits):
@@ -241,7 +221,7 @@ def test_logits_that_are_not_finite_end_every_choice(llama, steer, is_whole, ste
 
     steered.after = spoil
     request = llama.add(Request(PROMPT, SamplingParams(**WIDE)))
-    last = ends(run(llama))
+    last = ends(run(llama), only=True)
     assert sorted(last) == [(request, i) for i in range(4)]
     assert all(isinstance(event.error, NonFinite) and event.tokens == () for event in last.values())
     assert len(steered.views) == step
@@ -249,7 +229,7 @@ def test_logits_that_are_not_finite_end_every_choice(llama, steer, is_whole, ste
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
-def test_a_failed_step_ends_every_choice(llama, steer, is_whole, at):
+def test_a_failed_step_ends_every_choice(llama, steer, is_whole, at, run, ends):
     steered = steer(llama)
 
     def fail(view):
@@ -258,14 +238,14 @@ def test_a_failed_step_ends_every_choice(llama, steer, is_whole, at):
 
     steered.before = fail
     request = llama.add(Request(PROMPT, SamplingParams(**WIDE)))
-    last = ends(run(llama))
+    last = ends(run(llama), only=True)
     assert {key: event.finish_reason for key, event in last.items()} == {(request, i): "error" for i in range(4)}
     assert is_whole(llama)
 
 
 @pytest.mark.parametrize("operation", ["resume", "fork", "finish", "join"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_move_that_fails_half_way_ends_every_choice(load, golden, is_whole, monkeypatch, operation, count):
+def test_a_move_that_fails_half_way_ends_every_choice(load, golden, is_whole, monkeypatch, operation, count, run, ends):
     """`join` is only needed when the pool is too small for all beams."""
     per_token = load(golden("llama"), threads=1)._parts.spec.kv_bytes_per_token("fp32")
     engine = load(
@@ -289,13 +269,13 @@ def test_a_move_that_fails_half_way_ends_every_choice(load, golden, is_whole, mo
     monkeypatch.setattr(core, "_scheduler", Failing(scheduler))
     request = engine.add(Request(PROMPT, SamplingParams(**WIDE)))
     monkeypatch.setattr(core, "_scheduler", scheduler)
-    last = ends(run(engine))
+    last = ends(run(engine), only=True)
     assert left[0] <= 0
     assert {key: event.finish_reason for key, event in last.items()} == {(request, i): "error" for i in range(4)}
     assert is_whole(engine)
 
 
-def test_one_that_fails_leaves_others_alone(llama, steer):
+def test_one_that_fails_leaves_others_alone(llama, steer, run, ends):
     steered = steer(llama)
 
     def spoil(view, logits):
@@ -307,7 +287,7 @@ def test_one_that_fails_leaves_others_alone(llama, steer):
     steered.after = spoil
     failing = llama.add(Request(PROMPT, SamplingParams(**WIDE)))
     going = llama.add(Request({"tokens": [7, 8, 9]}, SamplingParams(**WIDE)))
-    last = ends(run(llama))
+    last = ends(run(llama), only=True)
     assert {key for key, event in last.items() if event.finish_reason == "error"} == {(failing, i) for i in range(4)}
     steered.after = lambda view, logits: logits
     again = llama.generate({"tokens": [7, 8, 9]}, SamplingParams(**WIDE))

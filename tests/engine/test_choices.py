@@ -21,26 +21,6 @@ def small(load, golden, blocks, **settings):
     return load(path, threads=1, block_size=16, kv_memory=blocks * block, **settings)
 
 
-def ends(events):
-    """{(request, choice): its last event}; fails when one has two."""
-    found = {}
-    for event in events:
-        if event.finish_reason is not None:
-            assert (event.request_id, event.choice) not in found
-            found[event.request_id, event.choice] = event
-    return found
-
-
-def run(engine, max_steps=1000):
-    events = []
-    for _ in range(max_steps):
-        if not engine.has_work:
-            return events
-        events += engine.step()
-        engine.check_integrity()
-    raise AssertionError("still busy")
-
-
 def test_choices_differ_and_the_first_is_what_one_alone_gives(llama):
     alone = llama.generate(PROMPT, SamplingParams(**DRAWN))
     four = llama.generate(PROMPT, SamplingParams(n=4, **DRAWN))
@@ -77,7 +57,7 @@ def test_the_prompt_is_computed_once(load, golden, steer):
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_choices_hold_the_blocks_of_the_prompt_once(load, golden, prefix_cache):
+def test_choices_hold_the_blocks_of_the_prompt_once(load, golden, prefix_cache, run):
     engine = load(golden("llama"), threads=1, block_size=16, prefix_cache=prefix_cache)
     engine.add(Request({"tokens": list(range(1, 165))}, SamplingParams(n=8, **DRAWN)))
     pool = engine._parts.core._pool
@@ -89,7 +69,7 @@ def test_choices_hold_the_blocks_of_the_prompt_once(load, golden, prefix_cache):
     run(engine)
 
 
-def test_events_name_their_choice_and_each_ends_once(llama):
+def test_events_name_their_choice_and_each_ends_once(llama, ends):
     events = list(llama.stream(PROMPT, SamplingParams(n=3, **DRAWN)))
     tokens = defaultdict(list)
     for event in events:
@@ -163,7 +143,7 @@ def test_a_stop_string_ends_the_choice_that_says_it(load, text_model):
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
-def test_cancelling_ends_every_choice_once(llama, steps):
+def test_cancelling_ends_every_choice_once(llama, steps, run, ends):
     request = llama.add(Request({"tokens": list(range(1, 80))}, SamplingParams(n=4, **DRAWN)))
     told = [event for _ in range(steps) for event in llama.step()]
     assert llama.abort(request)
@@ -180,7 +160,7 @@ def test_closing_a_stream_cancels_all_choices(llama, is_whole):
     assert is_whole(llama)
 
 
-def test_a_deadline_ends_every_choice(load, golden):
+def test_a_deadline_ends_every_choice(load, golden, ends):
     engine = load(golden("llama"), threads=1)
     now = [1000.0]
     engine._parts.core._clock = lambda: now[0]
@@ -193,7 +173,7 @@ def test_a_deadline_ends_every_choice(load, golden):
 
 
 @pytest.mark.parametrize(("step", "failing"), [(1, {0, 1, 2}), (4, {0})])
-def test_logits_that_are_not_finite_end_whom_they_belong_to(llama, steer, step, failing):
+def test_logits_that_are_not_finite_end_whom_they_belong_to(llama, steer, step, failing, run, ends):
     steered = steer(llama)
 
     def spoil(view, logits):
@@ -210,7 +190,7 @@ def test_logits_that_are_not_finite_end_whom_they_belong_to(llama, steer, step, 
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
-def test_a_failed_step_ends_every_choice(llama, steer, at):
+def test_a_failed_step_ends_every_choice(llama, steer, at, run, ends):
     steered = steer(llama)
 
     def fail(view):
@@ -223,7 +203,7 @@ def test_a_failed_step_ends_every_choice(llama, steer, at):
     assert {key: event.finish_reason for key, event in last.items()} == {(request, i): "error" for i in range(3)}
 
 
-def test_a_fork_that_fails_ends_every_choice(llama, monkeypatch):
+def test_a_fork_that_fails_ends_every_choice(llama, monkeypatch, run, ends):
     def fail(seq, token):
         raise MemoryError
 
@@ -253,7 +233,7 @@ def test_limits(load, golden):
     engine.check_integrity()
 
 
-def test_a_request_counts_in_the_queue_for_all_its_choices(load, golden):
+def test_a_request_counts_in_the_queue_for_all_its_choices(load, golden, run, ends):
     engine = load(golden("llama"), threads=1, max_waiting=6, max_num_seqs=8)
     params = SamplingParams(n=4, **DRAWN)
     first = engine.add(Request(PROMPT, params))

@@ -13,16 +13,12 @@ from miro_cy.requests import Request
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
 
-def run(engine, limit=2000):
-    """Step until there is nothing to do; events by request id."""
-    events = {}
-    for _ in range(limit):
-        if not engine.has_work:
-            return events
-        for event in engine.step():
-            events.setdefault(event.request_id, []).append(event)
-        engine.check_integrity()
-    raise AssertionError(f"still working after {limit} steps")
+def by_request(events):
+    """The events of each request."""
+    found = {}
+    for event in events:
+        found.setdefault(event.request_id, []).append(event)
+    return found
 
 
 def tokens_of(events):
@@ -34,13 +30,13 @@ def test_nothing_to_do(llama):
     assert llama.step() == []
 
 
-def test_steps_give_what_generate_gives(llama):
+def test_steps_give_what_generate_gives(llama, run):
     prompts = [{"tokens": [i, i + 1, 2 * i]} for i in range(1, 6)]
     expected = [result.tokens for result in llama.generate(prompts, GREEDY)]
     ids = [llama.add(Request(prompt, GREEDY)) for prompt in prompts]
     assert len(set(ids)) == 5
     assert llama.stats()["waiting"] == 5
-    events = run(llama)
+    events = by_request(run(llama))
     assert [tokens_of(events[i]) for i in ids] == expected
     for i in ids:
         assert [event.finish_reason for event in events[i]] == [None] * 7 + ["length"]
@@ -48,16 +44,16 @@ def test_steps_give_what_generate_gives(llama):
         assert all(event.choice == 0 for event in events[i])
 
 
-def test_prepared_requests_keep_their_seed_and_may_be_added_twice(llama):
+def test_prepared_requests_keep_their_seed_and_may_be_added_twice(llama, run):
     request = llama.prepare({"tokens": [4, 5, 6]}, SamplingParams(max_tokens=10))
     assert request.params.seed is not None
     assert request.prompt["tokens"].dtype == np.int32
     first, second = llama.add(request), llama.add(request)
-    events = run(llama)
+    events = by_request(run(llama))
     assert tokens_of(events[first]) == tokens_of(events[second])
 
 
-def test_a_request_that_only_looks_prepared_is_checked(llama):
+def test_a_request_that_only_looks_prepared_is_checked(llama, run):
     good = llama.add(Request({"tokens": [1, 2, 3]}, GREEDY))
     for bad in (
         np.array([1, 320]),
@@ -68,12 +64,12 @@ def test_a_request_that_only_looks_prepared_is_checked(llama):
     ):
         with pytest.raises(BadField):
             llama.add(Request({"tokens": bad}, GREEDY))
-    events = run(llama)
+    events = by_request(run(llama))
     assert list(events) == [good]
     assert len(tokens_of(events[good])) == 8
 
 
-def test_abort_frees_at_once_and_tells_with_the_next_step(llama):
+def test_abort_frees_at_once_and_tells_with_the_next_step(llama, run):
     keep = llama.add(Request({"tokens": [1, 2, 3]}, GREEDY))
     drop = llama.add(Request({"tokens": [4, 5, 6]}, GREEDY))
     llama.step()
@@ -81,7 +77,7 @@ def test_abort_frees_at_once_and_tells_with_the_next_step(llama):
     assert llama.abort(drop)
     assert not llama.abort(drop)
     assert llama.stats()["free_blocks"] > running
-    events = run(llama)
+    events = by_request(run(llama))
     assert [event.finish_reason for event in events[drop]] == ["cancelled"]
     assert events[drop][0].usage.prompt_tokens == 3
     assert events[keep][-1].finish_reason == "length"
@@ -105,7 +101,7 @@ def test_max_tokens_zero_ends_with_the_next_step(llama):
     assert event.timing is not None
 
 
-def test_a_full_queue_says_when_to_come_back(load, golden):
+def test_a_full_queue_says_when_to_come_back(load, golden, run):
     engine = load(golden("llama"), threads=1, max_waiting=2, max_num_seqs=1)
     ids = [engine.add(Request({"tokens": [i]}, GREEDY)) for i in (1, 2)]
     for _ in range(2):
@@ -114,23 +110,23 @@ def test_a_full_queue_says_when_to_come_back(load, golden):
         assert caught.value.retry_after_ms > 0
     engine.step()
     ids.append(engine.add(Request({"tokens": [3]}, GREEDY)))
-    events = run(engine)
+    events = by_request(run(engine))
     assert sorted(events) == sorted(ids)
     assert all(events[i][-1].finish_reason == "length" for i in ids)
 
 
-def test_hand_added_requests_run_beside_generate(llama):
+def test_hand_added_requests_run_beside_generate(llama, run):
     expected = llama.generate({"tokens": [7, 8]}, GREEDY).tokens
     by_hand = llama.add(Request({"tokens": [7, 8]}, GREEDY))
     assert llama.generate({"tokens": [7, 8]}, GREEDY).tokens == expected
-    assert tokens_of(run(llama)[by_hand]) == expected
+    assert tokens_of(by_request(run(llama))[by_hand]) == expected
 
 
 # --- failures ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_non_finite_row_fails_its_own_request_alone(llama, steer, bad):
+def test_a_non_finite_row_fails_its_own_request_alone(llama, steer, bad, run):
     """One of three requests gets bad rows from its fourth token on; the others never notice."""
     prompts = [[1, 2, 3], [4, 5, 6, 7], [8, 9]]
     expected = [llama.generate({"tokens": prompt}, GREEDY).tokens for prompt in prompts]
@@ -150,7 +146,7 @@ def test_a_non_finite_row_fails_its_own_request_alone(llama, steer, bad):
 
     steered.after = poison
     ids = [llama.add(Request({"tokens": prompt}, GREEDY)) for prompt in prompts]
-    events = run(llama)
+    events = by_request(run(llama))
     assert tokens_of(events[ids[0]]) == expected[0]
     assert tokens_of(events[ids[2]]) == expected[2]
     assert tokens_of(events[ids[1]]) == expected[1][:3]
@@ -181,7 +177,7 @@ def test_a_failing_executor_ends_all_and_the_engine_goes_on(llama, steer):
     assert llama.generate({"tokens": [1, 2, 3]}, GREEDY).tokens == expected
 
 
-def test_a_step_that_fails_after_some_rows_were_read_leaks_nothing(llama, monkeypatch):
+def test_a_step_that_fails_after_some_rows_were_read_leaks_nothing(llama, monkeypatch, run):
     """The first request ends in the very step in which reading the second row fails."""
     advance, calls = Sampled._advance, []
 
@@ -193,7 +189,7 @@ def test_a_step_that_fails_after_some_rows_were_read_leaks_nothing(llama, monkey
 
     monkeypatch.setattr(Sampled, "_advance", fail_second)
     ids = [llama.add(Request({"tokens": [1, 2]}, SamplingParams(temperature=0, max_tokens=n))) for n in (1, 5, 5)]
-    events = run(llama)
+    events = by_request(run(llama))
     assert [events[i][-1].finish_reason for i in ids] == ["length", "error", "error"]
     assert all(len(events[i]) == 1 for i in ids)
     monkeypatch.undo()
@@ -241,10 +237,10 @@ def test_warming_up_leaves_no_trace(llama):
     assert not llama.has_work
 
 
-def test_warming_up_disturbs_no_live_request(llama):
+def test_warming_up_disturbs_no_live_request(llama, run):
     request = llama.add(Request({"tokens": [1, 2, 3]}, GREEDY))
     llama.warm_up()
-    assert len(tokens_of(run(llama)[request])) == 8
+    assert len(tokens_of(by_request(run(llama))[request])) == 8
 
 
 def test_warming_up_runs_the_model_and_tells_what_is_wrong_with_it(llama, steer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -25,20 +26,26 @@ def load() -> click.Command:
     Examples:
       miro inspect smollm2
       miro inspect ./Llama-3.2-1B --context 8192 --json
-      miro inspect smollm2 --fit 24GiB
+      miro inspect smollm2 --fit 24GiB --context 2048
       miro inspect --connect default""",
 )
 @click.argument("model", required=False)
 @click.option("--connect", metavar="ENDPOINT", help="Describe what a worker serves; 'default' is the usual one.")
-@click.option("--context", type=click.IntRange(1), metavar="N", help="Show the memory for N tokens, not the most.")
-@click.option("--fit", metavar="SIZE", help='Tell how many tokens of KV cache fit into that memory, as "24GiB".')
+@click.option(
+    "--context",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Reckon with sequences of N tokens, in --fit too, not of the most that the model was made for.",
+)
+@click.option("--fit", metavar="SIZE", help='Tell what KV cache fits into that memory, as "24GiB".')
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def inspect(model: str | None, connect: str | None, context: int | None, fit: str | None, as_json: bool) -> None:
     """Describe MODEL: a GGUF file, a Hugging Face folder, or the name of a pulled model.
 
     Only headers are read. Memory is what the weights take once packed, the buffers of a step, and the KV cache of one
-    context; capacity, how many tokens the KV cache would hold on this machine now. With --connect, a worker says what
-    it serves.
+    context; capacity, how many tokens the KV cache would hold on this machine now with default settings. --fit tells
+    how many it holds in memory of another size, and how many sequences of the context. Of layers with a sliding window
+    a sequence keeps only what they see: what that saves is told too. With --connect, a worker says what it serves.
     """
     if (model is None) == (connect is None):
         raise click.UsageError("give a MODEL, or a worker with --connect")
@@ -110,19 +117,43 @@ def _lines(report: ModelReport) -> Iterator[tuple[str, str]]:
     (dtype, first), *others = r.kv_bytes_per_token.items()
     cache = [f"{first:,} bytes a token in {dtype}", *(f"{n:,} in {dtype}" for dtype, n in others)]
     yield "KV cache", ", ".join(cache)
+    windows = any(group.window for group in r.kv_groups)
+    if windows:
+        yield "windows", ", ".join(_windows(r))
     if r.problem is not None:
         yield "unsupported", r.problem
         return
     yield "memory", f"at {r.context:,} tokens:"
     for dtype, memory in r.memory.items():
-        default = " (default)" if dtype == r.kv_dtype else ""
         parts = f"weights {size_text(memory.weights)} + buffers {size_text(memory.activations)}"
-        yield f"  {dtype}{default}", f"{size_text(memory.total)} = {parts} + KV cache {size_text(memory.kv)}"
+        full = f" ({size_text(memory.kv_full)} without windows)" if windows else ""
+        yield _label(r, dtype), f"{size_text(memory.total)} = {parts} + KV cache {size_text(memory.kv)}{full}"
     yield "capacity", f"with the default share of the {size_text(r.available)} that are free here:"
     for dtype, capacity in r.capacity.items():
-        default = " (default)" if dtype == r.kv_dtype else ""
-        yield f"  {dtype}{default}", f"{capacity.worker:,} tokens for a worker, {capacity.engine:,} in a program"
+        many = ""
+        if windows:
+            whole = _whole(r, dtype)
+            many = f": {capacity.worker_sequences:,} and {capacity.engine_sequences:,} sequences of {r.context:,}, "
+            many += f"{capacity.worker // whole:,} and {capacity.engine // whole:,} without windows"
+        yield _label(r, dtype), f"{capacity.worker:,} tokens for a worker, {capacity.engine:,} in a program{many}"
     yield from _fits(r)
+
+
+def _label(report: ModelReport, dtype: str) -> str:
+    return f"  {dtype} (default)" if dtype == report.kv_dtype else f"  {dtype}"
+
+
+def _windows(report: ModelReport) -> Iterator[str]:
+    """What its layers see: "4 layers x all tokens", "5 groups of 4 layers x 1,024 tokens"."""
+    for group, count in Counter(report.kv_groups).items():
+        layers = f"{group.layers} layer{'s' * (group.layers != 1)}"
+        groups = f"{count} groups of " if count > 1 else ""
+        yield f"{groups}{layers} x {f'{group.window:,}' if group.window else 'all'} tokens"
+
+
+def _whole(report: ModelReport, dtype: str) -> int:
+    """Tokens that a sequence of the context takes in whole blocks, if there are no windows."""
+    return report.memory[dtype].kv_full // report.kv_bytes_per_token[dtype]
 
 
 def _fits(report: ModelReport) -> Iterator[tuple[str, str]]:
@@ -130,6 +161,9 @@ def _fits(report: ModelReport) -> Iterator[tuple[str, str]]:
         if dtype == next(iter(report.fit)):
             taken = f"weights {size_text(fit.weights)}, buffers {size_text(fit.activations)}"
             yield "fit", f"{fit.total:,} bytes: {taken}, and a KV cache of"
-        default = " (default)" if dtype == report.kv_dtype else ""
-        longest = "the whole context" if fit.context == report.max_context else f"sequences of up to {fit.context:,}"
-        yield f"  {dtype}{default}", f"{fit.tokens:,} tokens in {size_text(fit.left)}: {longest}"
+        many = f"{fit.sequences:,} sequence{'s' * (fit.sequences != 1)} of {fit.context:,}"
+        if fit.context < report.context:
+            many = f"sequences of up to {fit.context:,}"
+        elif any(group.window for group in report.kv_groups):
+            many += f", {fit.tokens // _whole(report, dtype):,} without windows"
+        yield _label(report, dtype), f"{fit.tokens:,} tokens in {size_text(fit.left)}: {many}"
