@@ -5,7 +5,6 @@ A qwen3 is a llama whose heads of q and k are normalised, and whose rotary pairs
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from miro_cy.errors import ModelFormatError, UnsupportedModel
 from miro_cy.formats.gguf import GGUFFile
 from miro_cy.model.checkpoint import BIAS_ROLES, Checkpoint
-from miro_cy.model.spec import SIZE_LIMITS, AttentionSpec, ModelSpec, RopeSpec
+from miro_cy.model.spec import NUMBERS, SIZE_LIMITS, AttentionSpec, ModelSpec, RopeSpec
 
 NAMES = {
     "embedding": "token_embd.weight",
@@ -169,6 +168,7 @@ def _size(file: GGUFFile, name: str, default: int | None = None) -> int:
 
 def _positive(file: GGUFFile, key: str, default: float | None = None) -> float:
     value = file.get(key, float) if default is None else file.get(key, float, default)
-    if not math.isfinite(value) or value <= 0:
-        raise ModelFormatError(f"{file.path}: {key} must be a positive number, not {value}")
+    least, most = NUMBERS
+    if not least <= value <= most:
+        raise ModelFormatError(f"{file.path}: {key} must be a positive number, {least:g} to {most:g}, not {value}")
     return value

@@ -8,7 +8,6 @@ Both spellings of the configuration are read: rope_theta and rope_scaling, or ro
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +19,7 @@ from miro_cy.formats.safetensors import SafetensorsFolder
 from miro_cy.model.checkpoint import Checkpoint
 from miro_cy.model.generation import GenerationDefaults, read_generation
 from miro_cy.model.rope import llama3_factors
-from miro_cy.model.spec import SIZE_LIMITS, AttentionSpec, ModelSpec, RopeSpec
+from miro_cy.model.spec import NUMBERS, SIZE_LIMITS, AttentionSpec, ModelSpec, RopeSpec
 
 NAMES = {
     "embedding": "model.embed_tokens.weight",
@@ -70,12 +69,10 @@ class Config:
 
     def positive(self, key: str, default: float | None = None) -> float:
         value = self._value(key, default)
-        number = math.nan
-        if not isinstance(value, bool) and isinstance(value, (int, float)) and abs(value) < 1e30:
-            number = float(value)
-        if not number > 0:
-            self.fail(f"{key} must be a positive number, not {shown(value)}")
-        return number
+        least, most = NUMBERS
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+            self.fail(f"{key} must be a positive number, {least:g} to {most:g}, not {shown(value)}")
+        return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
         value = self._value(key, default)

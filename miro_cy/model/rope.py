@@ -42,10 +42,11 @@ def llama3_factors(
     whole factor, and between the two the reciprocal is interpolated. Source: Meta's llama-models, `apply_scaling`.
     """
     wavelengths = np.float32(2 * math.pi) / base_frequencies(theta, dim)
-    smooth = (np.float32(original_context) / wavelengths - np.float32(low_freq_factor)) / np.float32(
-        high_freq_factor - low_freq_factor
-    )
-    between = np.float32(1) / ((np.float32(1) - smooth) / np.float32(factor) + smooth)
+    with np.errstate(all="ignore"):  # limits so close together that float32 has nothing between them; ModelSpec checks
+        smooth = (np.float32(original_context) / wavelengths - np.float32(low_freq_factor)) / np.float32(
+            high_freq_factor - low_freq_factor
+        )
+        between = np.float32(1) / ((np.float32(1) - smooth) / np.float32(factor) + smooth)
     factors = np.where(
         wavelengths < np.float32(original_context / high_freq_factor),
         np.float32(1),

@@ -26,6 +26,12 @@ SIZE_LIMITS = {
 }
 
 
+#: What a checkpoint's positive numbers (bases, factors, epsilons) may be: far from where float32 has none or infinity.
+NUMBERS = (1e-12, 1e18)
+#: Radians that no position may turn a pair by.
+MAX_ANGLE = 1e30
+
+
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
     """Rotary embedding over the first `dim` dimensions of a head, on neighbouring pairs.
@@ -43,6 +49,10 @@ class RopeSpec:
     def scaling(self) -> str:
         """The scaling's name: "none", "linear", "factors", or both of the last two."""
         return "+".join([*["linear"] * (self.factor != 1), *["factors"] * bool(self.factors)]) or "none"
+
+    def largest_angle(self, context: int) -> float:
+        """More radians than any pair turns by at the last position."""
+        return context * max(1.0, 1.0 / self.theta) / self.factor / min((1.0, *self.factors))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,4 +115,6 @@ class ModelSpec:
             return "a RoPE scaling factor is not a positive number"
         if self.rope.factors and len(self.rope.factors) != self.rope.dim // 2:
             return f"{len(self.rope.factors)} RoPE factors for {self.rope.dim // 2} pairs"
+        if not self.rope.largest_angle(self.context) < MAX_ANGLE:
+            return f"RoPE base {self.rope.theta:g} and scaling turn the last position by more than float32 holds"
         return None

@@ -91,6 +91,16 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         ({"rms_norm_eps": 10**400}, "rms_norm_eps"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"rope_parameters": {"rope_theta": -1}}, "rope_theta"),
+        ({"rope_parameters": {"rope_theta": 1e-300}}, "rope_theta must be a positive number, 1e-12 to 1e"),
+        ({"rope_parameters": {"rope_theta": 1e19}}, "rope_theta must be a positive number"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 5e-324}}, "factor must be a positive number"),
+        (
+            {
+                "rope_parameters": {"rope_type": "linear", "factor": 1e-12, "rope_theta": 1e-12},
+                "max_position_embeddings": 1 << 24,
+            },
+            "turn the last position by more",
+        ),
         ({"rope_parameters": [1]}, "RoPE settings"),
         ({"rope_scaling": {"factor": 2.0}}, "rope_type is missing"),
         ({"rope_parameters": {"rope_type": "linear"}}, "factor is missing"),

@@ -208,6 +208,8 @@ def test_sizes_within_limits_that_the_tensors_contradict(checkpoint: Any, name: 
         ({"attention.layer_norm_rms_epsilon": 0.0}, "epsilon must be a positive number"),
         ({"attention.layer_norm_rms_epsilon": float("nan")}, "epsilon must be a positive number"),
         ({"rope.freq_base": float("inf")}, "freq_base must be a positive number"),
+        ({"rope.freq_base": 1e-40}, "freq_base must be a positive number, 1e-12 to 1e"),
+        ({"rope.scaling.factor": 1e-45}, "scaling.factor must be a positive number"),
         ({"attention.head_count_kv": [2]}, "'llama.attention.head_count_kv' must be int"),
     ],
 )

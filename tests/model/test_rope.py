@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -78,3 +79,12 @@ def test_positions_far_into_a_text_turn_as_the_formula_says() -> None:
         np.testing.assert_allclose(tables.sin[far], np.sin(angles), atol=3e-2)
         unscaled = np.cos(np.outer(far, plain(spec.theta, 64)))
         assert np.abs(tables.cos[far] - unscaled).max() > 0.5
+
+
+def test_llama3_limits_that_float32_cannot_tell_apart() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        factors = llama3_factors(
+            1e4, 64, factor=8.0, low_freq_factor=1.0, high_freq_factor=1 + 1e-15, original_context=8192
+        )
+    assert set(factors) == {1.0, 8.0}
