@@ -127,7 +127,7 @@ def _prompt_of(body: wire.Generate) -> tuple[str | Mapping[str, Any], int]:
 
 
 def _params_of(body: wire.Generate) -> SamplingParams:
-    sampling: dict[str, Any] = {k: v for k, v in body.sampling.items() if not k.startswith(wire.EXTENSION)}
+    sampling: dict[str, Any] = dict(body.sampling)
     for name in ALSO_SAMPLING:
         value = getattr(body, name)
         if value is UNSET:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from miro_client.errors import BadField, BadFrame, BadVersion, RequestError, TooLarge, UnknownType
 from miro_client.wire.kinds import EXTENSION, MAX_ID_BYTES, MAX_SMALL_BODY_BYTES, MIN_ID_BYTES, PROTOCOL, Kind
@@ -39,6 +39,7 @@ from miro_client.wire.requests import (
     SamplingValue,
     Stats,
 )
+from miro_client.wire.skim import entries
 
 _KINDS: dict[type[Struct], Kind] = {
     Hello: Kind.HELLO,
@@ -63,7 +64,6 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(body) for body, kind in _KINDS.items()
 }
 _ENCODER = msgspec.msgpack.Encoder()
-_RAW = msgspec.msgpack.Decoder(Annotated[dict[str, msgspec.Raw], Meta(max_length=256)])
 _SAMPLING_VALUE: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(SamplingValue)
 
 
@@ -116,13 +116,20 @@ def decode_request(kind: int, body: bytes) -> Request:
     if kind != Kind.GENERATE and len(body) > MAX_SMALL_BODY_BYTES:
         raise TooLarge(f"the body of {Kind(kind).name} takes at most {MAX_SMALL_BODY_BYTES} bytes, got {len(body)}")
     try:
+        request: Request = _DECODERS[kind].decode(body)
+        if not (isinstance(request, Generate) and any(key.startswith(EXTENSION) for key in request.sampling)):
+            return request
+    except (msgspec.ValidationError, RecursionError):
+        pass  # an extension key may be all that is wrong
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _bad_frame(error) from None
+    body = _without_extensions(body)
+    try:
         return _DECODERS[kind].decode(body)
     except msgspec.ValidationError as error:
-        if f"unknown field `{EXTENSION}" not in str(error):
-            raise _bad_field(error, body) from None
+        raise _bad_field(error, body) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadFrame(f"the body is not a msgpack map: {error!s:.200}") from None
-    return _decode_extended(kind, body)
+        raise _bad_frame(error) from None
 
 
 def decode_reply(frames: Sequence[bytes]) -> tuple[bytes, Reply]:
@@ -145,15 +152,26 @@ def decode_reply(frames: Sequence[bytes]) -> tuple[bytes, Reply]:
         raise BadField(f"a reply of type 0x{kind:02x} cannot be decoded: {error!s:.200}") from None
 
 
-def _decode_extended(kind: int, body: bytes) -> Request:
-    """Decode a body that has extension keys: drop them, then decode strictly."""
+def _without_extensions(body: bytes) -> bytes:
+    """The body without extension keys, which may hold anything, here and in `sampling`; as it is if it is no map."""
     try:
-        plain = {key: raw for key, raw in _RAW.decode(body).items() if not key.startswith(EXTENSION)}
-        return _DECODERS[kind].decode(_ENCODER.encode(plain))
-    except msgspec.ValidationError as error:
-        raise _bad_field(error, body) from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadFrame(f"the body is not a msgpack map: {error!s:.200}") from None
+        plain = _drop_extensions(entries(body))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return body
+    try:
+        if "sampling" in plain:
+            plain["sampling"] = msgspec.Raw(_ENCODER.encode(_drop_extensions(entries(plain["sampling"]))))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass  # no map: it is refused as it is
+    return _ENCODER.encode(plain)
+
+
+def _drop_extensions(given: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    return {key: raw for key, raw in given.items() if not key.startswith(EXTENSION)}
+
+
+def _bad_frame(error: Exception) -> BadFrame:
+    return BadFrame(f"the body is not a msgpack map: {error!s:.200}")
 
 
 def _bad_field(error: msgspec.ValidationError, body: bytes) -> RequestError:
@@ -174,8 +192,8 @@ def _bad_field(error: msgspec.ValidationError, body: bytes) -> RequestError:
 def _bad_sampling(body: bytes) -> str:
     """The first sampling parameter whose value is of no known type; empty if there is none."""
     try:
-        values = _RAW.decode(_RAW.decode(body)["sampling"])
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        values = entries(entries(body)["sampling"])
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return ""
     for name, raw in values.items():
         try:
