@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from miro_client.errors import BadField, BadFrame, BadVersion, RequestError, TooLarge, UnknownType
-from miro_client.wire.kinds import EXTENSION, MAX_ID_BYTES, MAX_SMALL_BODY_BYTES, MIN_ID_BYTES, PROTOCOL, Kind
+from miro_client.wire.kinds import (
+    EXTENSION,
+    MAX_ECHO_DEPTH,
+    MAX_ID_BYTES,
+    MAX_SMALL_BODY_BYTES,
+    MIN_ID_BYTES,
+    PROTOCOL,
+    Kind,
+)
 from miro_client.wire.replies import (
     Accepted,
     Answers,
@@ -115,21 +123,10 @@ def decode_request(kind: int, body: bytes) -> Request:
         raise UnknownType(f"message type 0x{kind:02x} is not a request with a body")
     if kind != Kind.GENERATE and len(body) > MAX_SMALL_BODY_BYTES:
         raise TooLarge(f"the body of {Kind(kind).name} takes at most {MAX_SMALL_BODY_BYTES} bytes, got {len(body)}")
-    try:
-        request: Request = _DECODERS[kind].decode(body)
-        if not (isinstance(request, Generate) and any(key.startswith(EXTENSION) for key in request.sampling)):
-            return request
-    except (msgspec.ValidationError, RecursionError):
-        pass  # an extension key may be all that is wrong
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _bad_frame(error) from None
-    body = _without_extensions(body)
-    try:
-        return _DECODERS[kind].decode(body)
-    except msgspec.ValidationError as error:
-        raise _bad_field(error, body) from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise _bad_frame(error) from None
+    request = _decode(kind, body)
+    if isinstance(request, Ping):
+        _check_echo(request.echo)
+    return request
 
 
 def decode_reply(frames: Sequence[bytes]) -> tuple[bytes, Reply]:
@@ -150,6 +147,57 @@ def decode_reply(frames: Sequence[bytes]) -> tuple[bytes, Reply]:
         return rest[2], _DECODERS[kind].decode(rest[3])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadField(f"a reply of type 0x{kind:02x} cannot be decoded: {error!s:.200}") from None
+
+
+def _decode(kind: int, body: bytes) -> Request:
+    try:
+        request: Request = _DECODERS[kind].decode(body)
+        if not (isinstance(request, Generate) and any(key.startswith(EXTENSION) for key in request.sampling)):
+            return request
+    except (msgspec.ValidationError, RecursionError):
+        pass  # an extension key may be all that is wrong
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _bad_frame(error) from None
+    body = _without_extensions(body)
+    try:
+        return _DECODERS[kind].decode(body)
+    except msgspec.ValidationError as error:
+        raise _bad_field(error, body) from None
+    except RecursionError as error:
+        raise _too_deep(kind, body) or _bad_frame(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _bad_frame(error) from None
+
+
+def _check_echo(echo: Any) -> None:
+    """Refuse what nests deeper than MAX_ECHO_DEPTH. Level by level: Python's own limit counts the caller's frames too,
+    so that what could be decoded might not be encoded again.
+    """
+    level = _nesting((echo,))
+    for _ in range(MAX_ECHO_DEPTH):
+        level = [item for value in level for item in _nesting(value)]
+    if level:
+        raise _deep_echo()
+
+
+def _nesting(values: Iterable[Any]) -> list[Any]:
+    """Those that may hold others. Of a map: its keys too, a list that is a key is a tuple."""
+    held = (*values.keys(), *values.values()) if isinstance(values, dict) else values
+    return [value for value in held if isinstance(value, (dict, list, tuple))]
+
+
+def _deep_echo() -> BadField:
+    return BadField(f"echo nests deeper than {MAX_ECHO_DEPTH}", field="echo")
+
+
+def _too_deep(kind: int, body: bytes) -> BadField | None:
+    """The refusal of a body without extension keys that nests too deep to be decoded; None if it is no map at all."""
+    try:
+        entries(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    # No other fields have values that nest at will.
+    return _deep_echo() if kind == Kind.PING else BadField("messages nest too deep", field="messages")
 
 
 def _without_extensions(body: bytes) -> bytes:

@@ -72,7 +72,7 @@ class Cancel(_Request, kw_only=True):
 
 
 class Ping(_Request, kw_only=True):
-    """echo: any value; it comes back in the PONG."""
+    """echo: any value, nested at most MAX_ECHO_DEPTH deep; it comes back in the PONG."""
 
     echo: Any = None
 
