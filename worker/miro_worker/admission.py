@@ -20,9 +20,6 @@ from miro_worker.streams import Stream
 #: Fields of GENERATE that are understood, but only with these values.
 NOT_YET: tuple[tuple[str, Any], ...] = (("echo", False), ("resume", None))
 
-#: Fields of GENERATE that are sampling parameters too, of the same values: none of them has a rule of its own.
-ALSO_SAMPLING = ("n", "logprobs")
-
 
 class Admission:
     """Counts what each peer, and all of them, have asked for."""
@@ -128,7 +125,7 @@ def _prompt_of(body: wire.Generate) -> tuple[str | Mapping[str, Any], int]:
 
 def _params_of(body: wire.Generate) -> SamplingParams:
     sampling: dict[str, Any] = dict(body.sampling)
-    for name in ALSO_SAMPLING:
+    for name in wire.ALSO_SAMPLING:
         value = getattr(body, name)
         if value is UNSET:
             continue

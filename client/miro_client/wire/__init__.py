@@ -44,6 +44,7 @@ from miro_client.wire.replies import (
     plain,
 )
 from miro_client.wire.requests import (
+    ALSO_SAMPLING,
     Cancel,
     ChatMessage,
     Credit,
@@ -61,6 +62,7 @@ from miro_client.wire.requests import (
 )
 
 __all__ = [
+    "ALSO_SAMPLING",
     "EXTENSION",
     "MAJOR",
     "MAX_CREDIT",

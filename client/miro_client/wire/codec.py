@@ -35,6 +35,7 @@ from miro_client.wire.replies import (
     Welcome,
 )
 from miro_client.wire.requests import (
+    ALSO_SAMPLING,
     Cancel,
     Credit,
     Drain,
@@ -233,6 +234,8 @@ def _bad_field(error: msgspec.ValidationError, body: bytes) -> RequestError:
     where = path[1].split("[...]")[0] if path else ""
     if where == "sampling" and (name := _bad_sampling(body)):
         where, text = name, text.replace("sampling[...]", f"sampling.{name}")
+    elif (name := where.split("[")[0]) in ALSO_SAMPLING:
+        where = name  # no place in a list: as inside of sampling
     key = re.search(r"(?:unknown|required) field `([^`]{1,80})", text)
     return BadField(text[:300], field=".".join(filter(None, (where, key and key[1]))) or None)
 
