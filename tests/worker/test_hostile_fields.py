@@ -230,6 +230,13 @@ def test_what_is_given_twice_is_equal(service, first, second):
         assert (error.code, error.field) == ("bad_field", name)
 
 
+@pytest.mark.parametrize("pair", [(NAN, NAN), (NAN, 1), (1, NAN), (True, 1), (1.5, 1)])
+def test_what_is_given_twice_and_wrong_says_what_is_wrong(service, pair):
+    for name in wire.ALSO_SAMPLING:
+        error = refuse(service, wire.Kind.GENERATE, {"prompt": "a", "sampling": {name: pair[0]}, name: pair[1]})
+        assert "must be an integer" in error.message
+
+
 @pytest.mark.parametrize("kind", [*KINDS, wire.Generate, wire.ChatMessage], ids=lambda k: k.__name__)
 def test_an_unknown_field_is_named(service, kind):
     for name in ("colour", "Prompt", "_", "é", "x", "long" * 100):

@@ -131,6 +131,8 @@ def _params_of(body: wire.Generate) -> SamplingParams:
             continue
         other = sampling.get(name, value)
         if other is not value and (type(other) is not type(value) or other != value):  # true is no 1
+            for each in (other, value):  # what is wrong by itself says more, and NaN never equals NaN
+                SamplingParams.from_mapping({name: each})
             raise BadField(f"{name} is given twice, with different values", field=name)
         sampling[name] = value
     return SamplingParams.from_mapping(sampling)
