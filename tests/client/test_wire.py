@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from miro_client import wire
 from miro_client.errors import BadField, BadFrame, BadVersion, MiroError, TooLarge, UnknownType
-from miro_client.wire import Kind
+from miro_client.wire import Kind, skim
 
 IDS = st.binary(min_size=8, max_size=16)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -193,3 +193,44 @@ def test_limits_are_checked_before_anything_is_made():
     for wrong in ([2**31], ["a"], [1.5]):
         with pytest.raises(BadField):
             wire.pack_ids(wrong)
+
+
+SIZES = st.sampled_from([0, 5, 300, 70_000])
+LEAVES = st.one_of(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=40) | st.binary(),
+    SIZES.map(lambda size: "x" * size),
+    SIZES.map(bytes),
+    SIZES.map(lambda size: [None] * size),
+    SIZES.map(lambda size: {str(i): i for i in range(size % 999)}),
+    st.builds(msgspec.msgpack.Ext, st.integers(0, 127), st.binary(max_size=20) | SIZES.map(bytes)),
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=4,
+)
+
+
+def taken_apart(walk, data: bytes) -> dict[str, bytes] | None:
+    try:
+        return {key: bytes(raw) for key, raw in walk(data).items()}
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+@given(st.dictionaries(st.text(max_size=40), VALUES, max_size=20).map(msgspec.msgpack.encode), st.data())
+def test_a_walk_finds_what_recursion_finds(data, draw):
+    """Also of what is cut off, or has a byte too many or another one."""
+    at = draw.draw(st.integers(0, min(len(data) - 1, 200)))
+    other = data[:at] + bytes([draw.draw(st.integers(0, 255))]) + data[at + 1 :]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(skim, "MAX_WALKED", 10**6)
+        for sent in (data, data[:at], data[:-1], data + b"\x01", other):
+            assert taken_apart(lambda sent: skim._Walk(sent).entries(), sent) == taken_apart(skim.entries, sent)
+
+
+def test_a_walk_ends():
+    deep = b"\x82\xa1a" + b"\x91" * 3000 + b"\xc0\xa1b"
+    assert bytes(skim.entries(deep + b"\x05")["b"]) == b"\x05"
+    with pytest.raises(msgspec.DecodeError):
+        skim.entries(deep + b"\xdd" + (10**6).to_bytes(4, "big") + b"\x01" * 10**6)

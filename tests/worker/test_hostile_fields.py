@@ -16,9 +16,8 @@ import msgspec
 import pytest
 
 from miro_client import wire
-from miro_client.endpoint import admin_endpoint
+from miro_client.endpoint import admin_endpoint, control_endpoint
 from miro_cy import SamplingParams
-from miro_worker.admission import ALSO_SAMPLING
 
 BAD = runpy.run_path(str(Path(__file__).parents[1] / "bad_sampling.py"))["BAD"]
 NAN, INF = float("nan"), float("inf")
@@ -35,7 +34,7 @@ HOSTILE: dict[tuple[type[msgspec.Struct], str], list[Any]] = {
     (wire.Hello, "client"): [*NO_TEXT, None, "x" * 257, DEEP],
     (wire.Hello, "lang"): [*NO_TEXT, None, "x" * 65, DEEP],
     (wire.Credit, "add"): [*NO_INTEGER, None, 0, -1, wire.MAX_CREDIT + 1, 2**64 - 1, DEEP],
-    (wire.Ping, "echo"): [],  # any value
+    (wire.Ping, "echo"): [DEEP, msgspec.Raw(b"\x91" * 33 + b"\xc0"), msgspec.Raw(b"\x91" * 2000 + b"\xc0")],
     (wire.Drain, "grace_ms"): [*NO_INTEGER, -1, 2**31, 2**64 - 1, DEEP],
     (wire.Generate, "prompt"): [*NO_TEXT, DEEP],
     (wire.Generate, "tokens"): [
@@ -44,6 +43,7 @@ HOSTILE: dict[tuple[type[msgspec.Struct], str], list[Any]] = {
     ],
     (wire.Generate, "messages"): [
         "hello", b"x", 5, NAN, True, {}, [], [5], ["x"], [None], [[]], DEEP,
+        [{"role": "a", "content": msgspec.Raw(b"\x91" * 2000 + b"\xc0")}],
         [{"role": "a", "content": "x"}] * (wire.MAX_MESSAGES + 1),
     ],
     (wire.Generate, "sampling"): ["x", b"x", 5, NAN, True, None, [], [1], DEEP, {str(i): 1 for i in range(65)}],
@@ -143,7 +143,7 @@ def test_every_field_of_every_request_has_hostile_values():
     defined = {(kind, field.encode_name) for kind in structs() for field in msgspec.structs.fields(kind)}
     assert set(HOSTILE) == defined
     assert {field.name for field in fields(SamplingParams)} == set(BAD)
-    assert all(HOSTILE[key] for key in HOSTILE if key != (wire.Ping, "echo"))
+    assert all(HOSTILE.values())
 
 
 @pytest.mark.parametrize(("kind", "name"), HOSTILE, ids=lambda part: getattr(part, "__name__", part))
@@ -156,6 +156,29 @@ def test_a_hostile_field_is_named(service, kind, name):
         assert error.code == code, f"{value!r:.80}: {error}"
         # Of a list, the place in it may be named too.
         assert told == field or told.startswith((f"{field}[", f"{field}.")), f"{value!r:.80}: {error}"
+
+
+@pytest.mark.parametrize("socket", [str, control_endpoint, admin_endpoint])
+def test_an_echo_nests_to_one_limit_on_all_sockets(serve, raw, socket):
+    """Whatever nests, and just where Python's limit on recursion lies, which decoding and encoding meet apart."""
+    worker = serve(messages_per_second=100_000)
+    client = raw(socket(worker.endpoint))
+    limit = wire.MAX_ECHO_DEPTH
+    nests = (b"\x91", b"\xc0"), (b"\x81\xa1k", b"\x05"), (b"\x92\x01", b"\x02"), (b"\x91", b"\x80")
+    for level, end in nests:
+        within = limit - (end == b"\x80")
+        for depth in (0, 1, within, within + 1, 200, *range(960, 1001, 4), *range(984, 994)):
+            echo = level * depth + end
+            client.frames(b"MIRO1", bytes([wire.Kind.PING]), b"12345678", b"\x81\xa4echo" + echo)
+            _, reply = client.receive()
+            if depth <= within:
+                assert msgspec.msgpack.encode(reply.echo) == echo
+            else:
+                assert (reply.code, reply.field) == ("bad_field", "echo"), f"{depth}: {reply}"
+                assert str(limit) in reply.message
+    key = b"\x81" + b"\x91" * limit + b"\x01\x02"  # a list that is a key
+    client.frames(b"MIRO1", bytes([wire.Kind.PING]), b"12345678", b"\x81\xa4echo" + key)
+    assert client.receive()[1].field == "echo"
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -173,11 +196,12 @@ def test_a_hostile_sampling_parameter_is_named(service, name):
     assert sent > 3
 
 
-@pytest.mark.parametrize("name", ALSO_SAMPLING)
+@pytest.mark.parametrize("name", wire.ALSO_SAMPLING)
 def test_a_field_that_is_a_sampling_parameter_takes_what_that_takes(service, raw, serve, name):
     """Nothing else, and nil alike: whatever is refused in `sampling` is refused beside it, and in the same words."""
     sent = 0
-    for value in BAD[name]:
+    lists = [[None], [[1]], [1, 1.5], [1] * 2000, msgspec.Raw(b"\x91" * 2000 + b"\xc0")]
+    for value in (*BAD[name], *lists):
         try:
             msgspec.msgpack.encode(value)
         except (TypeError, OverflowError, ValueError):
@@ -201,9 +225,16 @@ def test_a_field_that_is_a_sampling_parameter_takes_what_that_takes(service, raw
 
 @pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), (1, True), (True, 1), (1, 1.0), (1.0, 1), (1, None)])
 def test_what_is_given_twice_is_equal(service, first, second):
-    for name in ALSO_SAMPLING:
+    for name in wire.ALSO_SAMPLING:
         error = refuse(service, wire.Kind.GENERATE, {"prompt": "a", "sampling": {name: first}, name: second})
         assert (error.code, error.field) == ("bad_field", name)
+
+
+@pytest.mark.parametrize("pair", [(NAN, NAN), (NAN, 1), (1, NAN), (True, 1), (1.5, 1)])
+def test_what_is_given_twice_and_wrong_says_what_is_wrong(service, pair):
+    for name in wire.ALSO_SAMPLING:
+        error = refuse(service, wire.Kind.GENERATE, {"prompt": "a", "sampling": {name: pair[0]}, name: pair[1]})
+        assert "must be an integer" in error.message
 
 
 @pytest.mark.parametrize("kind", [*KINDS, wire.Generate, wire.ChatMessage], ids=lambda k: k.__name__)

@@ -187,10 +187,39 @@ def test_what_is_wrong_gets_a_typed_error(serve, raw, frames, code, field, echoe
     assert isinstance(client.receive()[1], wire.Pong)
 
 
-def test_extension_keys_are_ignored(serve, raw):
+#: What an extension key may hold: anything, of no type that another key has, and deeper than Python recurses.
+EXTENSIONS = [
+    b"\x81\xa1a\x01", b"\xc4\x02ab", b"\xc7\x02\x05ab", b"\xd4\x05a", b"\xd6\xff\x00\x00\x00\x01",
+    b"\x91\xcb" + b"\0" * 8, b"\x91\xc0", b"\x91\x91\x01",
+    b"\xdc\x08\x00" + b"\x01" * 2048, b"\x81\xc0\x01", b"\x91" * 2000 + b"\xc0",
+    b"\x81\xa1k" * 1200 + b"\xc3", b"\xa1y",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", EXTENSIONS, ids=range(len(EXTENSIONS)))
+def test_extension_keys_are_ignored(serve, raw, value):
+    """In the body, in `sampling`, in both, and beside what is wrong: that is refused as it would be without them."""
     client = raw(serve())
-    fields = body(prompt="a", x_mine=[1, {"deep": None}], sampling={"max_tokens": 1, "x_too": "y"})
-    client.frames(b"MIRO1", GENERATE, ID, fields)
+    mine, sampling = b"\xa6x_mine" + value, b"\xa8sampling"
+    length, bad = b"\xaamax_tokens\x01", b"\xa1n\x91\xc0"
+    for body_, field in (
+        (b"\x83\xa6prompt\xa1a" + mine + sampling + b"\x81" + length, None),
+        (b"\x82\xa6prompt\xa1a" + sampling + b"\x82" + mine + length, None),
+        (b"\x83" + mine + b"\xa6prompt\xa1a" + sampling + b"\x82" + length + mine, None),
+        (b"\x83" + mine + b"\xa6prompt\xa1a" + sampling + b"\x82" + mine + bad, "n"),
+        (b"\x83\xa6prompt\xc0" + mine + sampling + b"\x82" + mine + length, "prompt"),
+    ):
+        client.frames(b"MIRO1", GENERATE, ID, body_)
+        reply = client.until_end(ID)[-1]
+        assert (reply.field if field else reply.reason) == (field or "length")
+    client.frames(b"MIRO1", PING, ID, b"\x82" + mine + b"\xa4echo\x05")
+    assert client.receive()[1].echo == 5
+
+
+def test_extension_keys_do_not_count(serve, raw):
+    client = raw(serve())
+    extensions = {f"x_{i}": [None] for i in range(wire.MAX_SAMPLING_KEYS)}
+    client.frames(b"MIRO1", GENERATE, ID, body(prompt="a", sampling={"max_tokens": 1, **extensions}))
     assert client.until_end(ID)[-1].reason == "length"
 
 

@@ -20,9 +20,6 @@ from miro_worker.streams import Stream
 #: Fields of GENERATE that are understood, but only with these values.
 NOT_YET: tuple[tuple[str, Any], ...] = (("echo", False), ("resume", None))
 
-#: Fields of GENERATE that are sampling parameters too, of the same values: none of them has a rule of its own.
-ALSO_SAMPLING = ("n", "logprobs")
-
 
 class Admission:
     """Counts what each peer, and all of them, have asked for."""
@@ -127,13 +124,15 @@ def _prompt_of(body: wire.Generate) -> tuple[str | Mapping[str, Any], int]:
 
 
 def _params_of(body: wire.Generate) -> SamplingParams:
-    sampling: dict[str, Any] = {k: v for k, v in body.sampling.items() if not k.startswith(wire.EXTENSION)}
-    for name in ALSO_SAMPLING:
+    sampling: dict[str, Any] = dict(body.sampling)
+    for name in wire.ALSO_SAMPLING:
         value = getattr(body, name)
         if value is UNSET:
             continue
         other = sampling.get(name, value)
         if other is not value and (type(other) is not type(value) or other != value):  # true is no 1
+            for each in (other, value):  # what is wrong by itself says more, and NaN never equals NaN
+                SamplingParams.from_mapping({name: each})
             raise BadField(f"{name} is given twice, with different values", field=name)
         sampling[name] = value
     return SamplingParams.from_mapping(sampling)

@@ -9,6 +9,7 @@ from miro_client.wire.kinds import (
     EXTENSION,
     MAJOR,
     MAX_CREDIT,
+    MAX_ECHO_DEPTH,
     MAX_ID_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_MESSAGES,
@@ -43,6 +44,7 @@ from miro_client.wire.replies import (
     plain,
 )
 from miro_client.wire.requests import (
+    ALSO_SAMPLING,
     Cancel,
     ChatMessage,
     Credit,
@@ -60,9 +62,11 @@ from miro_client.wire.requests import (
 )
 
 __all__ = [
+    "ALSO_SAMPLING",
     "EXTENSION",
     "MAJOR",
     "MAX_CREDIT",
+    "MAX_ECHO_DEPTH",
     "MAX_ID_BYTES",
     "MAX_MESSAGES",
     "MAX_MESSAGE_BYTES",

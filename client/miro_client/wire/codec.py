@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from miro_client.errors import BadField, BadFrame, BadVersion, RequestError, TooLarge, UnknownType
-from miro_client.wire.kinds import EXTENSION, MAX_ID_BYTES, MAX_SMALL_BODY_BYTES, MIN_ID_BYTES, PROTOCOL, Kind
+from miro_client.wire.kinds import (
+    EXTENSION,
+    MAX_ECHO_DEPTH,
+    MAX_ID_BYTES,
+    MAX_SMALL_BODY_BYTES,
+    MIN_ID_BYTES,
+    PROTOCOL,
+    Kind,
+)
 from miro_client.wire.replies import (
     Accepted,
     Answers,
@@ -27,6 +35,7 @@ from miro_client.wire.replies import (
     Welcome,
 )
 from miro_client.wire.requests import (
+    ALSO_SAMPLING,
     Cancel,
     Credit,
     Drain,
@@ -39,6 +48,7 @@ from miro_client.wire.requests import (
     SamplingValue,
     Stats,
 )
+from miro_client.wire.skim import entries
 
 _KINDS: dict[type[Struct], Kind] = {
     Hello: Kind.HELLO,
@@ -63,7 +73,6 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(body) for body, kind in _KINDS.items()
 }
 _ENCODER = msgspec.msgpack.Encoder()
-_RAW = msgspec.msgpack.Decoder(Annotated[dict[str, msgspec.Raw], Meta(max_length=256)])
 _SAMPLING_VALUE: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(SamplingValue)
 
 
@@ -115,14 +124,10 @@ def decode_request(kind: int, body: bytes) -> Request:
         raise UnknownType(f"message type 0x{kind:02x} is not a request with a body")
     if kind != Kind.GENERATE and len(body) > MAX_SMALL_BODY_BYTES:
         raise TooLarge(f"the body of {Kind(kind).name} takes at most {MAX_SMALL_BODY_BYTES} bytes, got {len(body)}")
-    try:
-        return _DECODERS[kind].decode(body)
-    except msgspec.ValidationError as error:
-        if f"unknown field `{EXTENSION}" not in str(error):
-            raise _bad_field(error, body) from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadFrame(f"the body is not a msgpack map: {error!s:.200}") from None
-    return _decode_extended(kind, body)
+    request = _decode(kind, body)
+    if isinstance(request, Ping):
+        _check_echo(request.echo)
+    return request
 
 
 def decode_reply(frames: Sequence[bytes]) -> tuple[bytes, Reply]:
@@ -145,15 +150,77 @@ def decode_reply(frames: Sequence[bytes]) -> tuple[bytes, Reply]:
         raise BadField(f"a reply of type 0x{kind:02x} cannot be decoded: {error!s:.200}") from None
 
 
-def _decode_extended(kind: int, body: bytes) -> Request:
-    """Decode a body that has extension keys: drop them, then decode strictly."""
+def _decode(kind: int, body: bytes) -> Request:
     try:
-        plain = {key: raw for key, raw in _RAW.decode(body).items() if not key.startswith(EXTENSION)}
-        return _DECODERS[kind].decode(_ENCODER.encode(plain))
+        request: Request = _DECODERS[kind].decode(body)
+        if not (isinstance(request, Generate) and any(key.startswith(EXTENSION) for key in request.sampling)):
+            return request
+    except (msgspec.ValidationError, RecursionError):
+        pass  # an extension key may be all that is wrong
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _bad_frame(error) from None
+    body = _without_extensions(body)
+    try:
+        return _DECODERS[kind].decode(body)
     except msgspec.ValidationError as error:
         raise _bad_field(error, body) from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadFrame(f"the body is not a msgpack map: {error!s:.200}") from None
+    except RecursionError as error:
+        raise _too_deep(kind, body) or _bad_frame(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _bad_frame(error) from None
+
+
+def _check_echo(echo: Any) -> None:
+    """Refuse what nests deeper than MAX_ECHO_DEPTH. Level by level: Python's own limit counts the caller's frames too,
+    so that what could be decoded might not be encoded again.
+    """
+    level = _nesting((echo,))
+    for _ in range(MAX_ECHO_DEPTH):
+        level = [item for value in level for item in _nesting(value)]
+    if level:
+        raise _deep_echo()
+
+
+def _nesting(values: Iterable[Any]) -> list[Any]:
+    """Those that may hold others. Of a map: its keys too, a list that is a key is a tuple."""
+    held = (*values.keys(), *values.values()) if isinstance(values, dict) else values
+    return [value for value in held if isinstance(value, (dict, list, tuple))]
+
+
+def _deep_echo() -> BadField:
+    return BadField(f"echo nests deeper than {MAX_ECHO_DEPTH}", field="echo")
+
+
+def _too_deep(kind: int, body: bytes) -> BadField | None:
+    """The refusal of a body without extension keys that nests too deep to be decoded; None if it is no map at all."""
+    try:
+        entries(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    # No other fields have values that nest at will.
+    return _deep_echo() if kind == Kind.PING else BadField("messages nest too deep", field="messages")
+
+
+def _without_extensions(body: bytes) -> bytes:
+    """The body without extension keys, which may hold anything, here and in `sampling`; as it is if it is no map."""
+    try:
+        plain = _drop_extensions(entries(body))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return body
+    try:
+        if "sampling" in plain:
+            plain["sampling"] = msgspec.Raw(_ENCODER.encode(_drop_extensions(entries(plain["sampling"]))))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass  # no map: it is refused as it is
+    return _ENCODER.encode(plain)
+
+
+def _drop_extensions(given: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    return {key: raw for key, raw in given.items() if not key.startswith(EXTENSION)}
+
+
+def _bad_frame(error: Exception) -> BadFrame:
+    return BadFrame(f"the body is not a msgpack map: {error!s:.200}")
 
 
 def _bad_field(error: msgspec.ValidationError, body: bytes) -> RequestError:
@@ -167,6 +234,8 @@ def _bad_field(error: msgspec.ValidationError, body: bytes) -> RequestError:
     where = path[1].split("[...]")[0] if path else ""
     if where == "sampling" and (name := _bad_sampling(body)):
         where, text = name, text.replace("sampling[...]", f"sampling.{name}")
+    elif (name := where.split("[")[0]) in ALSO_SAMPLING:
+        where = name  # no place in a list: as inside of sampling
     key = re.search(r"(?:unknown|required) field `([^`]{1,80})", text)
     return BadField(text[:300], field=".".join(filter(None, (where, key and key[1]))) or None)
 
@@ -174,8 +243,8 @@ def _bad_field(error: msgspec.ValidationError, body: bytes) -> RequestError:
 def _bad_sampling(body: bytes) -> str:
     """The first sampling parameter whose value is of no known type; empty if there is none."""
     try:
-        values = _RAW.decode(_RAW.decode(body)["sampling"])
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        values = entries(entries(body)["sampling"])
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return ""
     for name, raw in values.items():
         try:

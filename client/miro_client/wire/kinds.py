@@ -17,6 +17,8 @@ MAX_SAMPLING_ITEMS = 1024
 MAX_CREDIT = 1_000_000
 #: Largest body of any request but GENERATE.
 MAX_SMALL_BODY_BYTES = 4096
+#: How deep lists and maps nest in the `echo` of a PING: an end to what a worker takes apart and puts together again.
+MAX_ECHO_DEPTH = 32
 #: Extension keys begin with this and are ignored.
 EXTENSION = "x_"
 

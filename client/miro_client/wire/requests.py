@@ -42,6 +42,9 @@ SamplingItems = Annotated[list[int | str], Meta(max_length=MAX_SAMPLING_ITEMS)]
 SamplingValue = None | bool | int | float | str | SamplingItems
 Sampling = Annotated[dict[str, SamplingValue], Meta(max_length=MAX_SAMPLING_KEYS)]
 
+#: Fields of GENERATE that are sampling parameters too, of the same values: none of them has a rule of its own.
+ALSO_SAMPLING = ("n", "logprobs")
+
 
 class Generate(_Request, kw_only=True):
     """Exactly one of prompt, tokens (int32 little-endian) and messages is set. `sampling` is checked by the worker, and
@@ -72,7 +75,7 @@ class Cancel(_Request, kw_only=True):
 
 
 class Ping(_Request, kw_only=True):
-    """echo: any value; it comes back in the PONG."""
+    """echo: any value, nested at most MAX_ECHO_DEPTH deep; it comes back in the PONG."""
 
     echo: Any = None
 
