@@ -14,7 +14,9 @@ KVDtype = Literal["fp16", "fp32", "int8"]
 PolicyName = Literal["fcfs", "priority", "fair"]
 Admission = Literal["watermark", "reserve"]
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_UNITS = {"": 1, "B": 1} | {f"{letter}B": 1000**i for i, letter in enumerate("kMGT", 1)}
+_UNITS |= {f"{letter}iB": 1024**i for i, letter in enumerate("KMGT", 1)}
+_BYTES_OF = {unit.lower(): size for unit, size in _UNITS.items()}
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 MAX_BYTES = 2**48
 MAX_CONTEXT = 2**24
@@ -66,10 +68,11 @@ def parse_bytes(value: object, field: str) -> int:
         raise ConfigError(f"{field} must be bytes or text such as '4GiB', not {shown(value)}", field=field)
     if isinstance(value, str):
         match = _SIZE.fullmatch(value)
-        if match is None or match[2].lower() not in _UNITS:
-            raise ConfigError(f"{field} must look like '4GiB' or '500MB', not {shown(value)}", field=field)
+        if match is None or match[2].lower() not in _BYTES_OF:
+            units = ", ".join(filter(None, _UNITS))
+            raise ConfigError(f"{field} must be a number and a unit ({units}), not {shown(value)}", field=field)
         number = float(match[1])  # infinite for too many digits
-        value = int(min(number * _UNITS[match[2].lower()], MAX_BYTES + 1.0))
+        value = int(min(number * _BYTES_OF[match[2].lower()], MAX_BYTES + 1.0))
         if value > MAX_BYTES:
             raise ConfigError(f"{field} must be between 1 byte and {MAX_BYTES} bytes, not {match[0]:.80}", field=field)
     if not 1 <= value <= MAX_BYTES:

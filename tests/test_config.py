@@ -31,7 +31,7 @@ GOOD: dict[str, list[Any]] = {
 }
 BAD: dict[str, list[Any]] = {
     "threads": [0, -1, 1025, 1.0, True, "2"],
-    "kv_memory": [0, -1, MAX_BYTES + 1, 1.5, True, "", "4 GB of it", "-1", "1e9", "4TiB", b"1", "9" * 400, []],
+    "kv_memory": [0, -1, MAX_BYTES + 1, 1.5, True, "", "4 GB of it", "-1", "1e9", "4PiB", b"1", "9" * 400, []],
     "kv_dtype": ["fp8", "", 16, True, "FP16"],
     "compute": ["slow", "", 1, False],
     "block_size": [0, 8, 17, 128, 32.0, "32", None, True, []],
@@ -82,6 +82,8 @@ def test_values_outside_limits_are_refused_by_name(name: str, value: Any) -> Non
         ("3MiB", 3 * 2**20),
         ("2GB", 2 * 10**9),
         ("7kB", 7000),
+        ("2TiB", 2**41),
+        ("1.5tb", 15 * 10**11),
         ("123", 123),
         ("123b", 123),
         (2**40, 2**40),
