@@ -6,6 +6,7 @@ impl/*.pxi      the kernels, one family a file; plain loops unless a comment say
 isa/*.pyx       two-line stubs: the same source for each instruction-set level
 select          picks the build at import (MIRO_ISA forces one)
 memory          arrays that begin with a cache line
+kv              a layer's KV pool; rows  a batch as plain pointers
 weights         packed weight matrices
 probe           what the machine can do at a level, for `miro bench`
 ops             shape-checked Python wrappers, for tests and benchmarks
