@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, get_args
 from miro_client.checks import check_bool, check_choice, check_int, check_number, shown
 from miro_cy.errors import ConfigError
 
-Compute = Literal["fast", "exact"]
+Compute = Literal["fast", "exact", "bf16"]
 KVDtype = Literal["fp16", "fp32", "int8"]
 PolicyName = Literal["fcfs", "priority", "fair"]
 Admission = Literal["watermark", "reserve"]
@@ -89,8 +89,10 @@ class EngineConfig:
         four contexts, within a quarter of what weights and buffers leave (default: one context, within half of it). A
         stated size, or "auto", is touched at once, so that memory is flat from then on.
     kv_dtype: "fp16", "fp32" or "int8" (default: fp16; fp32 under compute "exact", which refuses the others).
-    compute: "fast" multiplies quantised weights by int8 activations, "exact" works in float32 throughout
-        (default: fast for quantised files, exact for float ones).
+    compute: "fast" multiplies quantised weights by int8 activations, "bf16" by bfloat16 ones in tile registers (Intel
+        AMX, where the machine has them): prompts and steps of many sequences take half as long, those of one or two
+        take longer. "exact" works in float32 throughout (default: exact for float files; for quantised ones bf16 where
+        there are tile registers and max_num_seqs is above 4, else fast).
     block_size: tokens a KV block holds: 16, 32 or 64.
     max_context: most tokens of a sequence, prompt included (default: the model's).
     max_num_seqs: most sequences that run at once. max_waiting: most that wait for their turn.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import miro_cy
-from miro_cy._kernels.select import active_isa
+from miro_cy._kernels.select import has_tiles
 from miro_cy.batch import BatchView  # noqa: F401  (loads the extension before the scheduler cimports it)
 from miro_cy.cache.block_pool import BlockPool
 from miro_cy.cache.block_table import BlockTables
@@ -66,7 +66,7 @@ class Parts:
             "architecture": spec.architecture,
             "vocab_size": spec.vocab_size,
             "layers": spec.n_layers,
-            "compute": "fast" if executor.fast else "exact",
+            "compute": executor.compute,
             "kv_dtype": self.kv_dtype,
             "block_size": self.config.block_size,
             "capacity": self.capacity,
@@ -120,6 +120,10 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
     return load_tokenizer(checkpoint.path)
 
 
+#: Up to so many sequences at once, steps of an engine take less time in int8 than in tile registers.
+FEW_SEQUENCES = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is decided before anything is packed. context: most tokens of a sequence."""
@@ -170,15 +174,15 @@ def _assemble(
         n_blocks=n_blocks,
         block_size=config.block_size,
         kv_dtype=plan.kv_dtype,
-        fast=plan.compute == "fast",
+        fast=plan.compute != "exact",
+        tiles=plan.compute == "bf16",
         threads=plan.threads,
         max_tokens=scheduler.view.max_tokens,
         context=context,
         touch=config.kv_memory is not None,
     )
     core = EngineCore(executor, scheduler, pool, tokenizer, time.monotonic)
-    isa = active_isa()
-    fingerprint = f"{digest}-{plan.compute}-{plan.kv_dtype}-{isa}-{miro_cy.__version__}"
+    fingerprint = f"{digest}-{plan.compute}-{plan.kv_dtype}-{executor.isa}-{miro_cy.__version__}"
     capacity = n_blocks // len(windows) * config.block_size
     return Parts(
         core=core,
@@ -192,7 +196,7 @@ def _assemble(
         context=context,
         capacity=capacity,
         kv_dtype=plan.kv_dtype,
-        isa=isa,
+        isa=executor.isa,
         fingerprint=fingerprint,
     )
 
@@ -206,8 +210,16 @@ def _check_vocabulary(path: Path, tokenizer: Tokenizer, spec: ModelSpec) -> None
 
 
 def compute_mode(config: EngineConfig, *, quantised: bool) -> Compute:
-    """The arithmetic of a model whose weights are quantised or not."""
-    return config.compute or ("fast" if quantised else "exact")
+    """The arithmetic of a model whose weights are quantised or not. Raises ConfigError for what the machine lacks."""
+    if config.compute == "bf16" and not has_tiles():
+        raise ConfigError(
+            "compute 'bf16' needs tile registers (Intel AMX), which this machine does not have", field="compute"
+        )
+    if config.compute is not None:
+        return config.compute
+    if not quantised:
+        return "exact"
+    return "bf16" if has_tiles() and config.max_num_seqs > FEW_SEQUENCES else "fast"
 
 
 def kv_dtype_of(config: EngineConfig, compute: Compute) -> KVDtype:

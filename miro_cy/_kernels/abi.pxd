@@ -29,6 +29,7 @@ cdef enum:
     QGROUP = 16         # k elements an activation scale covers
     KV_TILE = 64        # tokens an online-softmax tile covers, at absolute positions
     KV_RANGE = 512      # tokens a fresh (max, sum, acc) partial covers, at absolute positions
+    EXPONENT = 12           # of weights in float16, but for panels with very large or small ones
     PROBE_LANES = 192   # most lanes of a probe's accumulators
     PROBE_QUADS = 32    # quads a round of the int8 probe covers
 
@@ -58,6 +59,7 @@ cdef struct PackedMatrix:
     Py_ssize_t block_bytes
     Py_ssize_t panel_bytes
     const uint8_t* data     # 64-byte aligned
+    const int8_t* exponent  # [n_panels] of quantised layouts: weights * 2**exponent fit well into float16
 
 
 cdef struct QuantBlock:
@@ -68,9 +70,12 @@ cdef struct QuantBlock:
     float dsum[8]           # of d * q over all 32 k
 
 cdef struct Activations:
-    # int8 activations of m rows, one scale per 16 k: x ~ d * q. With one per 32, as others have it, SmolLM2's distance
-    # from exact logits scatters between 0.0028 and 0.0039 nats a token; with one per 16, between 0.0014 and 0.0023.
-    QuantBlock* block       # [(m + 7) / 8, k / 32]
+    # m rows of k rounded activations, k a multiple of 32, as the level's matmuls read them:
+    #   int8, one scale per 16 k: x ~ d * q, QuantBlock [(m + 7) / 8, k / 32]. With one per 32, as others have it,
+    #   SmolLM2's distance from exact logits scatters between 0.0028 and 0.0039 nats a token; with one per 16, between
+    #   0.0014 and 0.0023.
+    #   bfloat16 where there are tile registers (v4_amx): rows of tile_row_bytes(k), see impl/rows_bf16.pxi
+    void* data
 
 
 cdef struct KVCache:
@@ -135,18 +140,21 @@ cdef struct KernelTable:
         PackedMatrix* w, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, Py_ssize_t p0, Py_ssize_t p1
     ) noexcept nogil
 
+    # exponents of panels [p0, p1) of a quantised layout, which are packed
+    void (*scan)(PackedMatrix* w, const uint8_t* src, int8_t* exponent, Py_ssize_t p0, Py_ssize_t p1) noexcept nogil
+
     # --- matmul: y[m, :n] = x[m, k] W^T; y rows are ldy apart, ldy >= n_panels * 16, padding columns are written ---
     # float activations, any layout ("exact")
     void (*matmul_f32)(
         int th, int nth, const PackedMatrix* w, const float* x, Py_ssize_t ldx, float* y, Py_ssize_t ldy, Py_ssize_t m,
         float* scratch
     ) noexcept nogil
-    # int8 activations, Q layouts ("fast")
+    # rounded activations, Q layouts ("fast")
     void (*matmul_i8)(
         int th, int nth, const PackedMatrix* w, const Activations* x, float* y, Py_ssize_t ldy, Py_ssize_t m,
         float* scratch
     ) noexcept nogil
-    # out = silu(x G^T + gate_bias) * (x U^T + up_bias) in int8, what matmul_i8, swiglu and quantise give one after the
+    # out = silu(x G^T + gate_bias) * (x U^T + up_bias), rounded, what matmul_i8, swiglu and quantise give one after the
     # other; G and U are [n, k], n a multiple of 32
     void (*swiglu_i8)(
         int th, int nth, const PackedMatrix* gate, const PackedMatrix* up, const Activations* x,
@@ -182,7 +190,7 @@ cdef struct KernelTable:
         int th, int nth, const BatchRows* batch, const KVCache* kv, const float* k, Py_ssize_t ldk, const float* v,
         Py_ssize_t ldv, const float* v_bias
     ) noexcept nogil
-    # quantised: the output in int8 as well, or NULL; a KV group's heads must then have a multiple of 32 elements
+    # quantised: the output rounded as well, or NULL; a KV group's heads must then have a multiple of 32 elements
     void (*attention)(
         int th, int nth, const BatchRows* batch, const KVCache* kv, const AttentionParams* p, const float* q,
         Py_ssize_t ldq, float* out, Py_ssize_t ldo, const Activations* quantised, float* scratch
@@ -211,6 +219,7 @@ cdef struct KernelTable:
     int fma_lanes           # at most PROBE_LANES, as is dot_rows * dot_lanes
     int dot_rows
     int dot_lanes
+    bint tiles              # activations are rounded to bfloat16, not int8
 
 
 cdef inline bint is_float_layout(int layout) noexcept nogil:
@@ -223,6 +232,17 @@ cdef inline Py_ssize_t kv_element_size(int dtype) noexcept nogil:
     if dtype == KV_I8:
         return 1
     return 2 if dtype == KV_F16 else 4
+
+
+cdef inline Py_ssize_t tile_row_bytes(Py_ssize_t k) noexcept nogil:
+    """Bytes from one row of bfloat16 activations to the next: an odd number of cache lines, so that sets differ."""
+    return (k // QBLOCK | 1) * 64
+
+
+cdef inline Py_ssize_t activation_bytes(Py_ssize_t m, Py_ssize_t k) noexcept nogil:
+    """Room for m rows of Activations in either form."""
+    cdef Py_ssize_t tiles = (m + TILE_ROWS - 1) // TILE_ROWS
+    return max(tiles * (k // QBLOCK) * <Py_ssize_t>sizeof(QuantBlock), m * tile_row_bytes(k))
 
 
 cdef inline Py_ssize_t matmul_scratch_floats() noexcept nogil:

@@ -7,15 +7,18 @@ import numpy as np
 
 from miro_cy._kernels.abi cimport (
     PANEL, QBLOCK, TILE_ROWS, Activations, AttentionParams, BatchRows, Candidate, KernelTable, KVCache, QuantBlock,
-    attention_scratch_floats, matmul_scratch_floats,
+    activation_bytes, attention_scratch_floats, matmul_scratch_floats, tile_row_bytes,
 )
 from miro_cy._kernels.kv cimport KVLayer
-from miro_cy._kernels.memory import empty
 from miro_cy._kernels.rows cimport bind_rows
 from miro_cy._kernels.select cimport kernels
 from miro_cy._kernels.weights cimport PackedWeights
 from miro_cy.batch cimport BatchView
 
+from miro_cy._kernels.memory import empty, zeros
+from miro_cy._kernels.reference import bfloat16
+from miro_cy._kernels.reference_tiles import PAIRS
+from miro_cy._kernels.select import rounds_to
 
 #: abi.pxd's QuantBlock
 BLOCK = np.dtype(
@@ -23,40 +26,51 @@ BLOCK = np.dtype(
 )
 
 
-cdef object quantised_blocks(const float[:, ::1] x, int threads, bint whole=False):
-    """x [m, k] -> QuantBlocks [tiles of 8 rows, k/32]."""
+cdef class Rounded:
+    """Activations [m, k] as the active kernels' matmuls read them."""
+    cdef object data
+    cdef Py_ssize_t m, k
+    cdef Activations a
+
+    def __init__(self, Py_ssize_t m, Py_ssize_t k):
+        self.m, self.k, self.data = m, k, zeros(activation_bytes(m, k), np.uint8)
+        self.a.data = <void*><uintptr_t>self.data.ctypes.data
+
+    def parts(self):
+        """What `quantise` returns."""
+        if rounds_to() == "bfloat16":
+            rows = self.data[:self.m * tile_row_bytes(self.k)].reshape(self.m, -1)[:, :2 * self.k]
+            values = np.empty((self.m, self.k // QBLOCK, QBLOCK), np.float32)
+            values[:, :, PAIRS] = bfloat16(np.ascontiguousarray(rows)).reshape(values.shape)
+            return (values.reshape(self.m, self.k),)
+        tiles = (self.m + TILE_ROWS - 1) // TILE_ROWS
+        blocks = self.data[:tiles * (self.k // QBLOCK) * sizeof(QuantBlock)].view(BLOCK).reshape(tiles, -1)
+        q = blocks["q"].swapaxes(1, 2).reshape(-1, self.k)[:self.m]
+        d, start = (blocks[name].transpose(0, 3, 1, 2).reshape(-1, self.k // 16)[:self.m] for name in ("d", "start"))
+        dsum = blocks["dsum"].swapaxes(1, 2).reshape(-1, self.k // QBLOCK)[:self.m]
+        return q, d, start // -128, dsum
+
+
+cdef Rounded rounded(const float[:, ::1] x, int threads, bint whole=False):
+    """x [m, k], rounded."""
     cdef Py_ssize_t m = x.shape[0], k = x.shape[1]
     if m < 1 or k < 1 or k % QBLOCK:
         raise ValueError(f"cannot quantise rows of {k}")
-    blocks = empty_blocks(m, k)
-    cdef Activations a = Activations(block=<QuantBlock*><uintptr_t>blocks.ctypes.data)
+    cdef Rounded out = Rounded(m, k)
     cdef const KernelTable* table = kernels()
     cdef int th
     for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
-        table.quantise(th, threads, &x[0, 0], k, m, k, &a, whole)
-    return blocks
+        table.quantise(th, threads, &x[0, 0], k, m, k, &out.a, whole)
+    return out
 
 
 def quantise(const float[:, ::1] x not None, int threads=1, bint whole=False):
     """x [m, k], k a multiple of 32 -> (q int8 [m, k], d [m, k/16], sum of q [m, k/16], sum of d * q [m, k/32]).
 
+    Where `select.rounds_to()` is bfloat16: a tuple of those values [m, k] alone, as large as they are stored.
     whole: the threads share out whole tiles of 8 rows, not blocks.
     """
-    return parts_of(quantised_blocks(x, threads, whole), x.shape[0])
-
-
-cdef object empty_blocks(Py_ssize_t m, Py_ssize_t k):
-    """QuantBlocks [tiles of 8 rows, k/32] for m rows."""
-    return np.zeros(((m + TILE_ROWS - 1) // TILE_ROWS, k // QBLOCK), BLOCK)
-
-
-cdef object parts_of(blocks, Py_ssize_t m):
-    """What `quantise` returns."""
-    k = blocks.shape[1] * QBLOCK
-    q = blocks["q"].swapaxes(1, 2).reshape(-1, k)[:m]
-    d, start = (blocks[name].transpose(0, 3, 1, 2).reshape(-1, k // 16)[:m] for name in ("d", "start"))
-    dsum = blocks["dsum"].swapaxes(1, 2).reshape(-1, k // QBLOCK)[:m]
-    return q, d, start // -128, dsum
+    return rounded(x, threads, whole).parts()
 
 
 def matmul(PackedWeights w not None, const float[:, ::1] x not None, bint fast, int threads=1):
@@ -67,15 +81,12 @@ def matmul(PackedWeights w not None, const float[:, ::1] x not None, bint fast, 
     y = np.empty((m, ldy), np.float32)
     cdef float[:, ::1] y_ = y
     cdef float[:, ::1] scratch = empty((threads, matmul_scratch_floats()), np.float32)
-    cdef Activations a
+    cdef Rounded a = rounded(x, threads) if fast else None
     cdef const KernelTable* table = kernels()
     cdef int th
-    if fast:
-        blocks = quantised_blocks(x, threads)
-        a.block = <QuantBlock*><uintptr_t>blocks.ctypes.data
     for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
         if fast:
-            table.matmul_i8(th, threads, &w.matrix, &a, &y_[0, 0], ldy, m, &scratch[th, 0])
+            table.matmul_i8(th, threads, &w.matrix, &a.a, &y_[0, 0], ldy, m, &scratch[th, 0])
         else:
             table.matmul_f32(th, threads, &w.matrix, &x[0, 0], k, &y_[0, 0], ldy, m, &scratch[th, 0])
     return y[:, :w.matrix.n]
@@ -94,10 +105,8 @@ def swiglu_i8(
         raise ValueError(f"no SwiGLU of {gate.shape} and {up.shape} for rows of {x.shape[1]}")
     if gate.is_float or up.is_float or (gate_bias is None) != (up_bias is None):
         raise ValueError("SwiGLU in int8 takes quantised matrices, and both biases or none")
-    blocks = quantised_blocks(x, threads)
-    result = empty_blocks(m, gate.matrix.n)
-    cdef Activations a = Activations(block=<QuantBlock*><uintptr_t>blocks.ctypes.data)
-    cdef Activations out = Activations(block=<QuantBlock*><uintptr_t>result.ctypes.data)
+    cdef Rounded a = rounded(x, threads)
+    cdef Rounded out = Rounded(m, gate.matrix.n)
     cdef const float[::1] bias
     cdef const float* gp = NULL
     cdef const float* upp = NULL
@@ -110,8 +119,8 @@ def swiglu_i8(
     cdef const KernelTable* table = kernels()
     cdef int th
     for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
-        table.swiglu_i8(th, threads, &gate.matrix, &up.matrix, &a, gp, upp, &out, m, &scratch[th, 0])
-    return parts_of(result, m)
+        table.swiglu_i8(th, threads, &gate.matrix, &up.matrix, &a.a, gp, upp, &out.a, m, &scratch[th, 0])
+    return out.parts()
 
 
 def embed(PackedWeights w not None, const int32_t[::1] ids not None, int threads=1):
@@ -258,16 +267,15 @@ cdef class KVStore:
         cdef Py_ssize_t ld = q.shape[1] * q.shape[2]
         if quantised and ld // self.kv.n_kv_heads % QBLOCK:
             raise ValueError(f"the heads of a group fill no blocks of {QBLOCK}")
-        blocks = empty_blocks(q.shape[0], ld) if quantised else None
-        cdef Activations a = Activations(block=<QuantBlock*><uintptr_t>(blocks.ctypes.data if quantised else 0))
-        cdef const Activations* ap = &a if quantised else NULL
+        cdef Rounded a = Rounded(q.shape[0], ld) if quantised else None
+        cdef const Activations* ap = &a.a if quantised else NULL
         cdef const KernelTable* table = kernels()
         cdef int th
         for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
             table.attention(
                 th, threads, &rows, self.kv, &p, &q[0, 0, 0], ld, &out_[0, 0, 0], ld, ap, &scratch[th, 0],
             )
-        return (out, parts_of(blocks, q.shape[0])) if quantised else out
+        return (out, a.parts()) if quantised else out
 
 
 def argmax(const float[::1] x not None):

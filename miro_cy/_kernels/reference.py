@@ -20,46 +20,42 @@ def _halves(raw: Bytes) -> F32:
     return np.ascontiguousarray(raw).view(np.float16).astype(np.float32)
 
 
-def _dequantise_q8_0(blocks: Bytes) -> F32:
-    # d f16 | q int8[32]
-    return _halves(blocks[:, :2]) * blocks[:, 2:].view(np.int8).astype(np.float32)
-
-
 def _nibbles(raw: Bytes) -> F32:
     return np.concatenate([raw & 15, raw >> 4], axis=1).astype(np.float32)
 
 
-def _dequantise_q4_0(blocks: Bytes) -> F32:
+def _q8_0(blocks: Bytes) -> tuple[F32, F32, None]:
+    # d f16[1] | q int8[32]
+    return blocks[:, 2:].view(np.int8).astype(np.float32), _halves(blocks[:, :2]), None
+
+
+def _q4_0(blocks: Bytes) -> tuple[F32, F32, None]:
     # d f16 | 16 bytes: low nibbles are elements 0-15, high nibbles 16-31
-    return _halves(blocks[:, :2]) * (_nibbles(blocks[:, 2:]) - np.float32(8))
+    return _nibbles(blocks[:, 2:]) - np.float32(8), _halves(blocks[:, :2]), None
 
 
-def _dequantise_q4_1(blocks: Bytes) -> F32:
+def _q4_1(blocks: Bytes) -> tuple[F32, F32, F32]:
     # d f16 | m f16 | nibbles as in Q4_0
-    return _halves(blocks[:, :2]) * _nibbles(blocks[:, 4:]) + _halves(blocks[:, 2:4])
+    return _nibbles(blocks[:, 4:]), _halves(blocks[:, :2]), _halves(blocks[:, 2:4])
 
 
-def _dequantise_q6_k(blocks: Bytes) -> F32:
+def _q6_k(blocks: Bytes) -> tuple[F32, F32, None]:
     # ql[128] | qh[64] | scales int8[16] | d f16, in two halves of 128 elements
     low = blocks[:, :128].reshape(-1, 2, 64)
     high = blocks[:, 128:192].reshape(-1, 2, 32)
-    parts = [
+    values = [
         (low[..., :32] & 15) | ((high & 3) << 4),
         (low[..., 32:] & 15) | ((high >> 2 & 3) << 4),
         (low[..., :32] >> 4) | ((high >> 4 & 3) << 4),
         (low[..., 32:] >> 4) | ((high >> 6) << 4),
     ]
-    q = np.stack(parts, axis=2).reshape(-1, 256).astype(np.float32) - np.float32(32)
+    q = np.stack(values, axis=2).reshape(-1, 256).astype(np.float32) - np.float32(32)
     scales = _halves(blocks[:, 208:210]) * blocks[:, 192:208].view(np.int8).astype(np.float32)
-    return np.repeat(scales, 16, axis=1) * q
+    return q, np.repeat(scales, 16, axis=1), None
 
 
-_QUANTISED = {
-    "Q8_0": (34, _dequantise_q8_0),
-    "Q4_0": (18, _dequantise_q4_0),
-    "Q4_1": (20, _dequantise_q4_1),
-    "Q6_K": (210, _dequantise_q6_k),
-}
+#: kind -> bytes of a block, elements of one, what takes blocks apart
+_QUANTISED = {"Q8_0": (34, 32, _q8_0), "Q4_0": (18, 32, _q4_0), "Q4_1": (20, 32, _q4_1), "Q6_K": (210, 256, _q6_k)}
 
 
 def bfloat16(raw: Bytes) -> F32:
@@ -75,8 +71,21 @@ def dequantise(raw: Bytes, kind: str, n: int, k: int) -> F32:
         return raw.view(np.float16).reshape(n, k).astype(np.float32)
     if kind == "BF16":
         return bfloat16(raw).reshape(n, k)
-    size, decode = _QUANTISED[kind]
-    return decode(raw.reshape(-1, size)).reshape(n, k)
+    size, _, take_apart = _QUANTISED[kind]
+    q, d, m = take_apart(raw.reshape(-1, size))
+    return (d * q if m is None else d * q + m).reshape(n, k)
+
+
+def parts(raw: Bytes, kind: str, n: int, k: int) -> tuple[F32, F32, F32 | None, float]:
+    """Weights are d * q, plus m in formats that have it: q, d, m [n, k], and d times what no weight exceeds, less m.
+
+    d is that of the format's own scale and a sub-scale together; the limit takes the largest sub-scale there can be.
+    """
+    size, block, take_apart = _QUANTISED[kind]
+    q, d, m = take_apart(raw.reshape(-1, size))
+    whole = [np.broadcast_to(a, (a.shape[0], block)).reshape(n, k) for a in (q, d) + (() if m is None else (m,))]
+    most = {"Q8_0": 128.0, "Q4_0": 15.0, "Q4_1": 15.0, "Q6_K": 32.0}[kind]
+    return whole[0], whole[1], None if m is None else whole[2], most
 
 
 def to_int8(x: F32) -> tuple[NDArray[np.int8], F32]:
@@ -218,8 +227,8 @@ def random_raw(rng: Any, kind: str, n: int, k: int) -> Bytes:
     if kind == "BF16":
         upper = rng.standard_normal((n, k)).astype(np.float32).view(np.uint32) >> 16
         return upper.astype(np.uint16).view(np.uint8).reshape(-1)
-    size, _ = _QUANTISED[kind]
-    count = n * k // (256 if kind == "Q6_K" else 32)
+    size, block, _ = _QUANTISED[kind]
+    count = n * k // block
     blocks = rng.integers(0, 256, (count, size), dtype=np.uint8)
     at = {"Q6_K": (208,), "Q4_1": (0, 2)}.get(kind, (0,))
     for offset in at:

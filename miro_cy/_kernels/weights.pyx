@@ -1,7 +1,7 @@
 """Weight matrices in the kernels' layouts (abi.pxd), packed once from the bytes of a model file."""
 
 from cython.parallel cimport prange
-from libc.stdint cimport uint8_t, uintptr_t
+from libc.stdint cimport int8_t, uint8_t, uintptr_t
 
 import numpy as np
 
@@ -55,13 +55,14 @@ cdef class PackedWeights:
         self.matrix.n_panels = (n + PANEL - 1) // PANEL
         self.matrix.block_bytes = block_bytes
         self.matrix.panel_bytes = k // block * block_bytes
-        self.buffer = np.empty(self.matrix.n_panels * self.matrix.panel_bytes + 64, np.uint8)
+        self.buffer = np.empty(self.matrix.n_panels * (self.matrix.panel_bytes + 1) + 64, np.uint8)
         self.counted = self.buffer.nbytes
         tally(WEIGHTS, 1)
         tally(WEIGHT_BYTES, self.counted)
         cdef uint8_t[::1] view = self.buffer
         cdef uint8_t* data = <uint8_t*>((<uintptr_t>&view[0] + 63) & ~<uintptr_t>63)
         self.matrix.data = data
+        self.matrix.exponent = <const int8_t*>(data + self.matrix.n_panels * self.matrix.panel_bytes)
         self.fill(data, &raw[0], k // file_block * file_bytes, threads)
 
     def __dealloc__(self):
@@ -72,6 +73,7 @@ cdef class PackedWeights:
     cdef fill(self, uint8_t* dst, const uint8_t* src, Py_ssize_t row_bytes, int threads):
         cdef const KernelTable* table = kernels()
         cdef PackedMatrix* w = &self.matrix
+        cdef int8_t* exponent = <int8_t*>w.exponent
         cdef Py_ssize_t p
         for p in prange(w.n_panels, nogil=True, num_threads=threads, schedule="static"):
             if w.layout == LAYOUT_F32:
@@ -84,6 +86,8 @@ cdef class PackedWeights:
                 table.pack_q6_k(w, dst, src, row_bytes, p, p + 1)
             else:
                 table.pack_q4(w, dst, src, row_bytes, p, p + 1)
+            if not is_float_layout(w.layout):
+                table.scan(w, dst, exponent, p, p + 1)
 
     @property
     def shape(self):

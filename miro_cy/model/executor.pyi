@@ -3,6 +3,7 @@ from numpy.typing import NDArray
 
 from miro_cy._kernels.kv import KVLayer
 from miro_cy.batch import BatchView
+from miro_cy.config import Compute
 from miro_cy.model.kv_groups import KVGroups
 from miro_cy.model.spec import ModelSpec
 from miro_cy.model.weights import Weights
@@ -14,6 +15,8 @@ class CpuExecutor:
     weights: Weights
     threads: int
     fast: bool
+    compute: Compute
+    isa: str
     groups: KVGroups
     kv_layers: list[KVLayer]
     kv_bytes: int
@@ -31,6 +34,7 @@ class CpuExecutor:
         max_tokens: int,
         context: int,
         touch: bool = False,
+        tiles: bool = False,
     ) -> None: ...
     def forward(self, view: BatchView) -> NDArray[np.float32]: ...
     def start_profile(self) -> None: ...

@@ -13,18 +13,19 @@ import numpy as np
 
 from miro_cy._kernels import memory
 from miro_cy._kernels.abi cimport (
-    QBLOCK, TILE_ROWS, BatchRows, KernelTable, PackedMatrix, QuantBlock, is_float_layout,
+    QBLOCK, TILE_ROWS, BatchRows, KernelTable, PackedMatrix, activation_bytes, is_float_layout,
 )
 from miro_cy._kernels.kv cimport KVLayer, copy_block, touch_layer
 from miro_cy._kernels.rows cimport bind_rows
-from miro_cy._kernels.select cimport kernels
+from miro_cy._kernels.select cimport table_of
 from miro_cy.batch cimport BatchView
 from miro_cy.model.step cimport (
     ATTENTION, ATTENTION_OUT, DOWN, EMBED, GATE_UP, MAX_LAYERS, N_PARTS, NORM, OUTPUT, QKV, ROPE, SWIGLU, Buffers,
-    Layer, matrix_of, mi_profile, mi_profile_begin, mi_profile_mark, quant_bytes, scratch_of, set_weights, set_widths,
+    Layer, matrix_of, mi_profile, mi_profile_begin, mi_profile_mark, scratch_of, set_weights, set_widths,
 )
 from miro_cy.native cimport EXECUTORS, KV_BYTES, MIRO_INDEX, tally
 
+from miro_cy._kernels.select import TILES, active_isa
 from miro_cy.model.kv_groups import kv_groups
 from miro_cy.model.rope import RopeTables
 
@@ -45,13 +46,16 @@ cdef class CpuExecutor:
 
     spec: ModelSpec; weights: Weights; n_blocks, block_size: the KV pool (kv_groups.py: of which layers a
     block is); kv_dtype: a key of KV_TYPES;
-    fast: multiply quantised weights by int8 activations (else float32 throughout); threads: team size;
+    fast: multiply quantised weights by int8 activations (else float32 throughout), or, with tiles, by bfloat16 ones in
+    tile registers; threads: team size;
     max_tokens: most tokens a step; context: positions the rotary tables cover; touch: take the KV pool's memory now.
     """
     cdef readonly object spec
     cdef readonly object weights
     cdef readonly int threads
     cdef readonly bint fast
+    cdef readonly str compute               # "exact", "fast" or "bf16"
+    cdef readonly str isa                   # the build of the kernels
     cdef readonly object groups             # KVGroups: a block table each
     cdef readonly list kv_layers            # KVLayer of each place in a group
     cdef int32_t[::1] full_group            # [places] the layers of the first group, which is full: one in each place
@@ -87,11 +91,13 @@ cdef class CpuExecutor:
 
     def __init__(
         self, spec, weights, *, int n_blocks, int block_size, str kv_dtype, bint fast, int threads, int max_tokens,
-        int context, bint touch=False,
+        int context, bint touch=False, bint tiles=False,
     ):
         if spec.n_layers > MAX_LAYERS:
             raise ValueError(f"{spec.n_layers} layers are more than {MAX_LAYERS}")
-        self.table = kernels()
+        self.isa = TILES if tiles else active_isa()
+        self.table = table_of(self.isa)
+        self.compute = "bf16" if tiles else "fast" if fast else "exact"
         self.spec, self.weights, self.keep, self.kv_layers = spec, weights, [], []
         self.groups = kv_groups(spec)
         self.fast, self.threads, self.max_tokens, self.context = fast, threads, max_tokens, context
@@ -119,11 +125,12 @@ cdef class CpuExecutor:
         self.buffer_bytes += array.nbytes
         return self.floats(array)
 
-    cdef QuantBlock* quant_blocks(self, Py_ssize_t m, Py_ssize_t k) except NULL:
-        cdef uint8_t[::1] blocks = memory.zeros(quant_bytes(m, k), np.uint8)
-        self.keep.append(blocks)
-        self.buffer_bytes += blocks.nbytes
-        return <QuantBlock*>&blocks[0]
+    cdef void* rounded(self, Py_ssize_t m, Py_ssize_t k) except NULL:
+        """Room for m rows of k rounded activations."""
+        cdef uint8_t[::1] room = memory.zeros(activation_bytes(m, k), np.uint8)
+        self.keep.append(room)
+        self.buffer_bytes += room.nbytes
+        return &room[0]
 
     cdef bind_layer(self, int i, weights, spec):
         cdef Layer* layer = &self.layers[i]
@@ -157,7 +164,7 @@ cdef class CpuExecutor:
         b.x, b.h, b.delta = self.zeros(t * b.ld_x), self.zeros(t * b.ld_h), self.zeros(t * b.ld_d)
         b.q, b.k, b.v = self.zeros(t * b.ld_q), self.zeros(t * b.ld_kv), self.zeros(t * b.ld_kv)
         b.gate, b.up = self.zeros(t * b.ld_f), self.zeros(t * b.ld_f)
-        b.a.block, b.f.block = self.quant_blocks(t, b.ld_h), self.quant_blocks(t, self.ffn)
+        b.a.data, b.f.data = self.rounded(t, b.ld_h), self.rounded(t, self.ffn)
         self.scratch_floats = scratch_of(self.head_dim)
         self.scratch = self.zeros(self.threads * self.scratch_floats)
 

@@ -67,12 +67,11 @@ cdef struct Buffers:
     float* up
     float* logits           # [rows, ld_v]
     Py_ssize_t ld_x, ld_h, ld_q, ld_kv, ld_d, ld_f, ld_v
-    Activations a           # h in int8
-    Activations f           # SwiGLU's output in int8, where gate, up and down are all multiplied in integers
+    Activations a           # h, rounded
+    Activations f           # SwiGLU's output, rounded, where gate, up and down are all multiplied in integers
 
 
 cdef const PackedMatrix* matrix_of(PackedWeights w)
 cdef dict set_weights(Layer* layer, dict matrices, dict vectors)
 cdef void set_widths(Buffers* b, spec)
 cdef Py_ssize_t scratch_of(int head_dim)
-cdef Py_ssize_t quant_bytes(Py_ssize_t m, Py_ssize_t k)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from miro_cy._kernels.abi cimport (
-    PANEL, QBLOCK, TILE_ROWS, PackedMatrix, QuantBlock, attention_scratch_floats, matmul_scratch_floats,
+    PANEL, PackedMatrix, activation_bytes, attention_scratch_floats, matmul_scratch_floats,
 )
 from miro_cy._kernels.weights cimport PackedWeights
 
@@ -52,15 +52,10 @@ cdef Py_ssize_t scratch_of(int head_dim):
     return padded(max(matmul_scratch_floats(), attention_scratch_floats(head_dim)))
 
 
-cdef Py_ssize_t quant_bytes(Py_ssize_t m, Py_ssize_t k):
-    """Bytes of m rows of k activations in int8."""
-    return max((m + TILE_ROWS - 1) // TILE_ROWS * (k // QBLOCK), 1) * sizeof(QuantBlock)
-
-
 def buffer_bytes(spec, *, int threads, Py_ssize_t max_tokens, Py_ssize_t max_logits):
     """Bytes of the buffers that an executor has for steps of so many tokens and logits rows, rotary tables aside."""
     cdef Buffers b
     set_widths(&b, spec)
     row = b.ld_x + b.ld_h + b.ld_d + b.ld_q + 2 * b.ld_kv + 2 * b.ld_f
     floats = max_tokens * row + threads * scratch_of(spec.head_dim) + max_logits * b.ld_v
-    return sizeof(float) * floats + quant_bytes(max_tokens, b.ld_h) + quant_bytes(max_tokens, spec.ffn_size)
+    return sizeof(float) * floats + activation_bytes(max_tokens, b.ld_h) + activation_bytes(max_tokens, spec.ffn_size)

@@ -12,11 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import miro_cy
-from miro_cy._kernels.select import active_isa
 from miro_cy.config import EngineConfig
 from miro_cy.hub import resolve
 from miro_cy.inspect import inspect_model
-from miro_cy.loading import compute_mode, kv_dtype_of
 from miro_cy.tools.cost import Cost, CostModel
 from miro_cy.tools.limits import LimitProbe
 from miro_cy.tools.load import LoadSample, time_load
@@ -55,11 +53,11 @@ def run_bench(
         probe = LimitProbe(executor.threads)
         samples = _measure(bench, probe, works, plan.repeat, tell)
         weights = executor.weights
-        kv_dtype = kv_dtype_of(config, compute_mode(config, quantised=weights.quantised))
+        kv_dtype = bench.parts.kv_dtype
         costs = CostModel(bench.parts.spec, weights, fast=executor.fast, kv_dtype=kv_dtype)
         report = BenchReport(
             miro=miro_cy.__version__,
-            machine=this_machine(active_isa(), executor.threads),
+            machine=this_machine(executor.isa, executor.threads),
             model=Model(
                 name=about.name,
                 format=about.format,
@@ -67,7 +65,7 @@ def run_bench(
                 layers=about.layers,
                 file_bytes=about.bytes,
                 packed_bytes=weights.nbytes,
-                compute="fast" if executor.fast else "exact",
+                compute=executor.compute,
                 kv_dtype=kv_dtype,
             ),
             settings=Settings(

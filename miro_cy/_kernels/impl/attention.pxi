@@ -278,15 +278,13 @@ cdef void attend_rows(AttentionItem* it, const float* q, Py_ssize_t ldq, float* 
 cdef void quantise_output(
     const AttentionItem* it, const float* out, Py_ssize_t ldo, Py_ssize_t token, const Activations* quantised,
 ) noexcept nogil:
-    """The item's part of out, its first row being `token`, in int8: nobody else writes those rows of those blocks."""
+    """The item's part of out, its first row being `token`, rounded: nobody else writes those rows of those blocks."""
     cdef int width = it.group * it.kv.head_dim, b
     cdef Py_ssize_t t, nb = it.p.n_heads * it.kv.head_dim // QBLOCK
     MIRO_ASSERT(width % QBLOCK == 0)
     for t in range(token, token + it.rows // it.group):
         for b in range(it.head * width // QBLOCK, (it.head + 1) * width // QBLOCK):
-            quantise_rows(
-                out + t * ldo + b * QBLOCK, ldo, 1, <int>(t % TILE_ROWS), quantised.block + t // TILE_ROWS * nb + b,
-            )
+            put_rows(quantised, t, 1, b, nb, out + t * ldo + b * QBLOCK, ldo)
 
 
 cdef void place_item(

@@ -3,18 +3,13 @@
 cdef enum:
     INT_BLOCKS = 32         # most 32-k blocks a chunk covers
     INT_PANELS = 2          # most panels a tile covers
-    FAR = 16384             # bytes of a panel above which the next one is too far ahead to prefetch
     OPEN_BYTES_ROWS = 24    # from so many rows on weights are opened once for all of them
     OPEN_NIBBLES_ROWS = 48
     OPENED = INT_BLOCKS * 512   # bytes from one panel's opened weights to the next panel's
 
 cdef enum:
-    # how a tile finds its weights
-    NIBBLES                 # packed blocks of 4 bits, zero point 8
-    NIBBLES_MIN             # packed blocks of 4 bits with minima
-    BYTES                   # packed blocks of signed 8 bits
-    PLANE                   # an unpacked byte plane with a scale for each 16 k, zero point 32
-    OPEN_NIBBLES            # the first three, whose weights were opened into unsigned bytes for many rows
+    # formats of unpack.pxi, whose weights were opened into unsigned bytes for many rows
+    OPEN_NIBBLES = 4
     OPEN_NIBBLES_MIN
     OPEN_BYTES              # 128 too large
 

@@ -2,18 +2,6 @@
 # additions over groups in ascending k for each output, continued from y between chunks. A row's bits depend on neither
 # row count nor tile.
 
-cdef enum:
-    FFN_ROWS = 256              # rows that swiglu_i8 takes at a time, whole tiles
-
-
-cdef int int_format(const PackedMatrix* w) noexcept nogil:
-    if w.layout == LAYOUT_Q8:
-        return BYTES
-    if w.block != QBLOCK:
-        return PLANE
-    return NIBBLES_MIN if w.has_min else NIBBLES
-
-
 cdef void open_weights(const int fmt, const IntTile* t, int panels, uint8_t* out) noexcept nogil:
     """The weights of a run of some panels, taken apart once for all rows."""
     cdef Py_ssize_t b
@@ -85,6 +73,11 @@ cdef void int_panels_of(
             int_rows_of_tile(fmt + OPEN_NIBBLES if opening else fmt, panels, <int>min(TILE_ROWS, m - i * TILE_ROWS), &t)
 
 
+cdef inline Py_ssize_t block_scratch_floats() noexcept nogil:
+    """What int_panels_of needs."""
+    return INT_PANELS * INT_BLOCKS * 512 // 4 + 2 * INT_BLOCKS * PANEL
+
+
 cdef void matmul_i8(
     int th, int nth, const PackedMatrix* w, const Activations* x, float* y, Py_ssize_t ldy, Py_ssize_t m, float* scratch
 ) noexcept nogil:
@@ -93,57 +86,30 @@ cdef void matmul_i8(
     cdef Py_ssize_t p, end = share(w.n_panels, th + 1, nth)
     MIRO_ASSERT(ldy >= w.n_panels * PANEL)
     MIRO_ASSERT(w.zero == (8 if fmt == NIBBLES else 32 if fmt == PLANE else 0))
-    MIRO_SPAN(0, INT_PANELS * INT_BLOCKS * 512 // 4 + 2 * INT_BLOCKS * PANEL, matmul_scratch_floats())
+    MIRO_SPAN(0, block_scratch_floats(), matmul_scratch_floats())
     out.ldy = ldy
     p = share(w.n_panels, th, nth)
     while p < end:
         np = min(int_panels(fmt, m), <int>(end - p))
         out.y = y + p * PANEL
-        int_panels_of(w, p, np, x.block, m, &out, scratch)
+        int_panels_of(w, p, np, <const QuantBlock*>x.data, m, &out, scratch)
         p += np
 
 
-cdef void int_block_of(
-    const PackedMatrix* w, Py_ssize_t b, const QuantBlock* x, Py_ssize_t m, float* y, float* scratch,
+cdef void matmul_block(
+    const PackedMatrix* w, Py_ssize_t b, const Activations* x, Py_ssize_t row, Py_ssize_t m, float* y, int* state,
+    float* scratch,
 ) noexcept nogil:
-    """y [m, 32] = the outputs [32 b, 32 b + 32) of x W^T."""
+    """y [m, 32] = the outputs [32 b, 32 b + 32) of rows from `row` on, which begins a tile; state: not needed here."""
+    cdef const QuantBlock* blocks = <const QuantBlock*>x.data + row // TILE_ROWS * (w.k // QBLOCK)
     cdef IntOutput out
     cdef int np = int_panels(int_format(w), m), p = 0
     out.ldy = QBLOCK
     while p < QBLOCK // PANEL:
         out.y = y + p * PANEL
-        int_panels_of(w, b * (QBLOCK // PANEL) + p, np, x, m, &out, scratch)
+        int_panels_of(w, b * (QBLOCK // PANEL) + p, np, blocks, m, &out, scratch)
         p += np
 
 
-cdef void swiglu_i8(
-    int th, int nth, const PackedMatrix* gate, const PackedMatrix* up, const Activations* x, const float* gate_bias,
-    const float* up_bias, const Activations* out, Py_ssize_t m, float* scratch,
-) noexcept nogil:
-    # Each 32 outputs of some rows go from both matmuls through SwiGLU into int8 without leaving the caches.
-    # scratch: gate and up of FFN_ROWS rows, one row of SwiGLU for each of a tile, then what int_panels_of needs
-    cdef Py_ssize_t b, r, i, rows, tile, nb = gate.n // QBLOCK, kb = gate.k // QBLOCK
-    cdef float* g = scratch
-    cdef float* u = g + FFN_ROWS * QBLOCK
-    cdef float* h = u + FFN_ROWS * QBLOCK
-    MIRO_ASSERT(gate.n % QBLOCK == 0)
-    MIRO_SPAN(
-        0, (2 * FFN_ROWS + TILE_ROWS) * QBLOCK + INT_PANELS * INT_BLOCKS * 512 // 4 + 2 * INT_BLOCKS * PANEL,
-        matmul_scratch_floats(),
-    )
-    r = 0
-    while r < m:
-        rows = min(FFN_ROWS, m - r)
-        for b in range(share(nb, th, nth), share(nb, th + 1, nth)):
-            int_block_of(gate, b, x.block + r // TILE_ROWS * kb, rows, g, h + TILE_ROWS * QBLOCK)
-            int_block_of(up, b, x.block + r // TILE_ROWS * kb, rows, u, h + TILE_ROWS * QBLOCK)
-            for tile in range(row_tiles(rows)):
-                i = tile * TILE_ROWS
-                swiglu_rows(
-                    g + i * QBLOCK, u + i * QBLOCK, QBLOCK, gate_bias, up_bias, b * QBLOCK, h, QBLOCK,
-                    min(TILE_ROWS, rows - i), QBLOCK,
-                )
-                quantise_rows(
-                    h, QBLOCK, <int>min(TILE_ROWS, rows - i), 0, out.block + (r // TILE_ROWS + tile) * nb + b,
-                )
-        r += FFN_ROWS
+cdef inline void matmul_blocks_done() noexcept nogil:
+    pass

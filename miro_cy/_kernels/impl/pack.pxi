@@ -134,3 +134,46 @@ cdef void pack_q6_k(
                 for s in range(16):
                     out[3072 + s * PANEL + i] = block[192 + s]
                 memcpy(out + 3328 + i * 2, block + 208, 2)
+
+
+cdef inline float largest_half(const uint8_t* src, float top) noexcept nogil:
+    """The largest magnitude of 16 IEEE halves, or top."""
+    cdef float d[PANEL]
+    cdef int i
+    load_halves(src, d)
+    for i in range(PANEL):
+        d[i] = fabsf(d[i])
+        top = d[i] if d[i] > top else top
+    return top
+
+
+cdef float largest_weight(const PackedMatrix* w, const uint8_t* panel) noexcept nogil:
+    """What no weight of a quantised panel exceeds in magnitude."""
+    cdef float d = 0, m = 0
+    cdef Py_ssize_t b, scales = 512 if w.layout == LAYOUT_Q8 else 256
+    cdef Py_ssize_t super_scales = 8 * (256 + 64 * w.high_bits) + 256 // w.group * PANEL
+    for b in range(w.k // w.block):
+        if w.block == 256:
+            d = largest_half(panel + super_scales, d)
+        else:
+            d = largest_half(panel + scales, d)
+            if w.has_min:
+                m = largest_half(panel + scales + 2 * PANEL, m)
+        panel += w.block_bytes
+    if w.block == 256:
+        return d * <float>(128 * 32)
+    return d * <float>128 if w.layout == LAYOUT_Q8 else d * <float>15 + m
+
+
+cdef void scan(PackedMatrix* w, const uint8_t* src, int8_t* exponent, Py_ssize_t p0, Py_ssize_t p1) noexcept nogil:
+    cdef Py_ssize_t p
+    cdef float top
+    cdef int e
+    for p in range(p0, p1):
+        top = largest_weight(w, src + p * w.panel_bytes)
+        e = EXPONENT
+        if not <float>0.002 <= top <= <float>15:
+            # the next power of two becomes 2**15; a half's own range ends a shift at 2**15
+            frexpf(top, &e)
+            e = min(15 - e, 15) if 0 < top < INFINITY else EXPONENT
+        exponent[p] = <int8_t>e

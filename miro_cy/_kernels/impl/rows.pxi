@@ -1,46 +1,5 @@
-# Per-row operations: activation quantisation, RMSNorm with residual, SwiGLU, rotary embedding with or without a norm.
+# Per-row operations: rounding activations, RMSNorm with residual, SwiGLU, rotary embedding with or without a norm.
 # Sums run over 16 fixed lanes, folded in a fixed order, so that a row's bits depend on the row alone.
-
-cdef inline float int8_inverse(float big) noexcept nogil:
-    """What elements of magnitude up to `big` are multiplied by to lie in [-127, 127]."""
-    return <float>127.0 / big if big > <float>1e-30 else <float>0.0
-
-
-cdef inline int32_t to_int8(float x, float inverse) noexcept nogil:
-    """x * inverse, to nearest, ties to even; never outside [-127, 127], whatever x is."""
-    cdef float r = mi_fma(x, inverse, <float>12582912.0) - <float>12582912.0
-    r = r if r > <float>-127.0 else <float>-127.0
-    r = r if r < <float>127.0 else <float>127.0
-    return <int32_t>r
-
-
-cdef inline float int8_scale(float big) noexcept nogil:
-    """What the integers stand for; NaN where `big` is not finite."""
-    cdef float d = big / <float>127.0 if big > <float>1e-30 else <float>0.0
-    return mi_bits_to_float(0x7fc00000u) if mi_float_to_bits(big) >= 0x7f800000u else d
-
-
-cdef inline void quantise_group(const float* x, int8_t* q, float* d, int32_t* total) noexcept nogil:
-    """16 floats -> int8 in [-127, 127], scale max|x| / 127 and the sum of q. Non-finite input gives a NaN scale."""
-    cdef uint32_t bits, top = 0
-    cdef float big, inverse
-    cdef int32_t n[16]
-    cdef int32_t s = 0
-    cdef int j
-    for j in range(16):                 # magnitudes as integers: same order, and NaN and infinity come out on top
-        bits = mi_float_to_bits(x[j]) & 0x7fffffffu
-        top = bits if bits > top else top
-    big = mi_bits_to_float(top)
-    inverse = int8_inverse(big)
-    for j in range(16):                 # apart from the bytes, which would make the vectors of this loop short ones
-        n[j] = to_int8(x[j], inverse)
-    for j in range(16):
-        s += n[j]
-    for j in range(16):
-        q[j] = <int8_t>n[j]
-    total[0] = s
-    d[0] = int8_scale(big)
-
 
 cdef inline Py_ssize_t row_tiles(Py_ssize_t m) noexcept nogil:
     return (m + TILE_ROWS - 1) // TILE_ROWS
@@ -56,28 +15,13 @@ cdef inline Py_ssize_t share_of_blocks(Py_ssize_t m, Py_ssize_t nb, bint whole, 
     return share(row_tiles(m), th, nth) * nb if whole else share(row_tiles(m) * nb, th, nth)
 
 
-cdef void quantise_rows(const float* x, Py_ssize_t ldx, int rows, int at, QuantBlock* block) noexcept nogil:
-    """32 k of some rows into rows [at, at + rows) of a block."""
-    cdef int i, h
-    cdef int32_t total[2]
-    for i in range(rows):
-        for h in range(2):
-            quantise_group(x + i * ldx + h * QGROUP, &block.q[at + i][h * QGROUP], &block.d[h][at + i], &total[h])
-            block.start[h][at + i] = -128 * total[h]
-        block.dsum[at + i] = mi_fma(
-            block.d[1][at + i], <float>total[1], block.d[0][at + i] * <float>total[0],
-        )
-
-
 cdef void quantise(
     int th, int nth, const float* x, Py_ssize_t ldx, Py_ssize_t m, Py_ssize_t k, const Activations* out, bint whole,
 ) noexcept nogil:
     cdef Py_ssize_t u, row, nb = k // QBLOCK
     for u in range(share_of_blocks(m, nb, whole, th, nth), share_of_blocks(m, nb, whole, th + 1, nth)):
         row = u // nb * TILE_ROWS
-        quantise_rows(
-            x + row * ldx + u % nb * QBLOCK, ldx, <int>min(TILE_ROWS, m - row), 0, out.block + u,
-        )
+        put_rows(out, row, <int>min(TILE_ROWS, m - row), u % nb, nb, x + row * ldx + u % nb * QBLOCK, ldx)
 
 
 cdef inline float rms_inverse(const float* x, Py_ssize_t k, float eps) noexcept nogil:

@@ -1,6 +1,22 @@
 # Unpacking a run of 32-k blocks of one panel into what a micro-kernel reads: a byte plane [quad][16][4] and float
 # scales [group][16]. Both matmuls and the embedding lookup go through here, whatever the layout and the row count.
 
+cdef enum:
+    # how a matmul of rounded activations finds its weights
+    NIBBLES                 # packed blocks of 4 bits, zero point 8
+    NIBBLES_MIN             # packed blocks of 4 bits with minima
+    BYTES                   # packed blocks of signed 8 bits
+    PLANE                   # an unpacked byte plane with a scale for each 16 k, zero point 32
+
+
+cdef int int_format(const PackedMatrix* w) noexcept nogil:
+    if w.layout == LAYOUT_Q8:
+        return BYTES
+    if w.block != QBLOCK:
+        return PLANE
+    return NIBBLES_MIN if w.has_min else NIBBLES
+
+
 cdef struct Plane:
     const uint8_t* q            # first block's bytes
     Py_ssize_t stride           # bytes from one 32-k block to the next
@@ -35,6 +51,7 @@ cdef inline void unpack_nibbles(const int high_bits, const uint8_t* src, uint8_t
 
 cdef enum:
     PREFETCH = 4096         # bytes ahead: panels lie behind each other, so this runs on into the next one
+    FAR = 16384             # bytes of a panel above which the next one is too far ahead to prefetch
 
 
 cdef inline void prefetch_block(const uint8_t* src, Py_ssize_t size) noexcept nogil:

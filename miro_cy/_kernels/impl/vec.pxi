@@ -1,15 +1,20 @@
 # Declarations of include/vec.h. The vector types are opaque to Cython: + - * on them pass straight through to C.
 
-from libc.math cimport INFINITY, logf, sqrtf
+from libc.math cimport INFINITY, fabsf, frexpf, logf, sqrtf
 from libc.stdint cimport int8_t, int32_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from miro_cy._kernels.abi cimport (
-    KV_F16, KV_F32, KV_I8, KV_RANGE, KV_TILE, LAYOUT_BF16, LAYOUT_F16, LAYOUT_F32, LAYOUT_Q4, LAYOUT_Q8, PANEL,
-    PROBE_QUADS, QBLOCK, QGROUP, TILE_ROWS, Activations, AttentionParams, BatchRows, Candidate, KVCache, KernelTable,
-    PackedMatrix, QuantBlock, attention_scratch_floats, is_float_layout, kv_element_size, matmul_scratch_floats,
+    EXPONENT, KV_F16, KV_F32, KV_I8, KV_RANGE, KV_TILE, LAYOUT_BF16, LAYOUT_F16, LAYOUT_F32, LAYOUT_Q4, LAYOUT_Q8,
+    PANEL, PROBE_QUADS, QBLOCK, QGROUP, TILE_ROWS, Activations, AttentionParams, BatchRows, Candidate, KVCache,
+    KernelTable, PackedMatrix, QuantBlock, attention_scratch_floats, is_float_layout, kv_element_size,
+    matmul_scratch_floats, tile_row_bytes,
 )
 from miro_cy.native cimport MIRO_ASSERT, MIRO_INDEX, MIRO_SPAN
+
+cdef extern from "tiles.h" nogil:
+    enum:
+        MI_TILES
 
 cdef extern from "vec.h" nogil:
     ctypedef float vf

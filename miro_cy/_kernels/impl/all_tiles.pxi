@@ -1,0 +1,18 @@
+# all.pxi where there are tile registers: activations in bfloat16, and matmuls in tiles.
+
+include "vec.pxi"
+include "int8.pxi"
+include "rows_bf16.pxi"
+include "rows.pxi"
+include "unpack.pxi"
+include "pack.pxi"
+include "matmul_float.pxi"
+include "tile_open.pxi"
+include "matmul_tile.pxi"
+include "swiglu_i8.pxi"
+include "kv_cache.pxi"
+include "kv_tile.pxi"
+include "attention.pxi"
+include "logits.pxi"
+include "probe.pxi"
+include "table.pxi"

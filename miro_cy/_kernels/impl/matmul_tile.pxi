@@ -1,0 +1,242 @@
+# y = x W^T with bfloat16 activations in tile registers: two panels of weights against up to two tiles of 16 rows.
+#
+# A sum is one chain over blocks of 32 k, in ascending order, continued from y between runs; within a block the order is
+# the instruction's (include/tiles.h). One row and many go through the same instructions, so a row's bits depend on
+# neither row count nor tile. Weights are opened as they are met. When there are more rows than two tiles, what was opened
+# for the first two is kept for the others.
+
+cdef enum:
+    RUN_BLOCKS = 64         # most 32-k blocks of a run, when what was opened is kept
+    PLANE_BLOCKS = 32       # the same of a plane, always
+    RING = 4                # opened blocks of two panels that are there at once, when it is not
+    PAIR_ROWS = 32          # rows of two tiles
+
+
+cdef struct TileRun:
+    # two neighbouring panels over a run of 32-k blocks, against up to PAIR_ROWS rows
+    const uint8_t* x            # the first row's bfloat16, of the run
+    Py_ssize_t ldx              # bytes
+    int rows
+    const uint8_t* w            # of the first panel's run
+    Py_ssize_t panel            # bytes from one panel's run to the next panel's
+    Py_ssize_t stride           # bytes from one block to the next
+    Py_ssize_t ahead            # bytes ahead to prefetch
+    const float* scale          # PLANE: of the run, [2][16] a block, the next panel's PLANE_BLOCKS blocks on
+    float power[2]              # that each panel's weights are opened times
+    uint8_t* open               # opened blocks of both panels
+    Py_ssize_t blocks
+    Py_ssize_t slots            # a power of two of them, used in turn
+    int panels                  # 1: there is no second one
+    bint first                  # start from 0 instead of y
+    float* y                    # of the first panel and the first row
+    Py_ssize_t ldy
+
+
+cdef inline void start_sums(const TileRun* t) noexcept nogil:
+    cdef Py_ssize_t ld = t.ldy * sizeof(float)
+    cdef float* second = t.y + 16 * t.ldy
+    mi_tile_zero(0)
+    mi_tile_zero(1)
+    mi_tile_zero(2)
+    mi_tile_zero(3)
+    if t.first:
+        return
+    mi_tile_load(0, t.y, ld)
+    if t.panels == 2:
+        mi_tile_load(1, t.y + PANEL, ld)
+    if t.rows > 16:
+        mi_tile_load(2, second, ld)
+        if t.panels == 2:
+            mi_tile_load(3, second + PANEL, ld)
+
+
+cdef inline void store_sums(const TileRun* t) noexcept nogil:
+    cdef Py_ssize_t ld = t.ldy * sizeof(float)
+    cdef float* second = t.y + 16 * t.ldy
+    mi_tile_store(0, t.y, ld)
+    if t.panels == 2:
+        mi_tile_store(1, t.y + PANEL, ld)
+    if t.rows > 16:
+        mi_tile_store(2, second, ld)
+        if t.panels == 2:
+            mi_tile_store(3, second + PANEL, ld)
+
+
+cdef inline void add_products(const bint both, const TileRun* t, const uint8_t* x, const uint8_t* w) noexcept nogil:
+    """One block; both: of two tiles of rows."""
+    mi_tile_load(4, x, t.ldx)
+    mi_tile_load(6, w, 64)
+    mi_tile_dot(0, 4, 6)
+    mi_tile_load(7, w + OPEN_TILE, 64)
+    mi_tile_dot(1, 4, 7)
+    if both:
+        mi_tile_load(5, x + 16 * t.ldx, t.ldx)
+        mi_tile_dot(2, 5, 6)
+        mi_tile_dot(3, 5, 7)
+
+
+cdef inline void open_pair(const int fmt, const TileRun* t, Py_ssize_t b, uint8_t* out) noexcept nogil:
+    """Block b of both panels; without a second one its place is left as it is, and its sums are not stored."""
+    cdef int p, j
+    cdef const uint8_t* w
+    for p in range(t.panels):
+        w = t.w + p * t.panel + b * t.stride
+        if fmt != PLANE:
+            for j in range(9 if fmt == BYTES else 5):
+                mi_prefetch_l2(w + t.ahead + 64 * j)
+        open_block(fmt, w, t.scale + (p * PLANE_BLOCKS + b) * 2 * PANEL, vh_set1(t.power[p]), out + p * OPEN_TILE)
+
+
+cdef inline void open_and_multiply(const int fmt, const TileRun* t) noexcept nogil:
+    """Opens the run, and multiplies the first rows by it."""
+    cdef Py_ssize_t b
+    cdef uint8_t* open
+    start_sums(t)
+    for b in range(t.blocks):
+        open = t.open + (b & (t.slots - 1)) * 2 * OPEN_TILE
+        open_pair(fmt, t, b, open)
+        if t.rows > 16:
+            add_products(True, t, t.x + 64 * b, open)
+        else:
+            add_products(False, t, t.x + 64 * b, open)
+    store_sums(t)
+
+
+cdef void tile_nibbles(const TileRun* t) noexcept nogil:
+    open_and_multiply(NIBBLES, t)
+
+
+cdef void tile_nibbles_min(const TileRun* t) noexcept nogil:
+    open_and_multiply(NIBBLES_MIN, t)
+
+
+cdef void tile_bytes(const TileRun* t) noexcept nogil:
+    open_and_multiply(BYTES, t)
+
+
+cdef void tile_plane(const TileRun* t) noexcept nogil:
+    open_and_multiply(PLANE, t)
+
+
+cdef void tile_opened(const TileRun* t) noexcept nogil:
+    """Multiplies rows by a run that is open."""
+    cdef Py_ssize_t b
+    start_sums(t)
+    if t.rows > 16:
+        for b in range(t.blocks):
+            add_products(True, t, t.x + 64 * b, t.open + b * 2 * OPEN_TILE)
+    else:
+        for b in range(t.blocks):
+            add_products(False, t, t.x + 64 * b, t.open + b * 2 * OPEN_TILE)
+    store_sums(t)
+
+
+ctypedef void (*tile_t)(const TileRun* t) noexcept nogil
+
+cdef tile_t TILES[4]
+TILES[NIBBLES] = tile_nibbles
+TILES[NIBBLES_MIN] = tile_nibbles_min
+TILES[BYTES] = tile_bytes
+TILES[PLANE] = tile_plane
+
+
+cdef inline void shape_for(int* shape, int rows) noexcept nogil:
+    """Tiles of so many rows; shape: those they have now."""
+    if shape[0] != rows:
+        mi_tiles_shape(min(rows, 16), max(rows - 16, 0), False)
+        shape[0] = rows
+
+
+cdef void run_of_rows(int fmt, TileRun* t, Py_ssize_t m, int* shape) noexcept nogil:
+    """All m rows against a run; t is of the first."""
+    cdef Py_ssize_t r = 0
+    cdef tile_t tile = TILES[fmt]
+    while r < m:
+        t.rows = <int>min(PAIR_ROWS, m - r)
+        shape_for(shape, t.rows)
+        tile(t)
+        tile = tile_opened
+        t.x += PAIR_ROWS * t.ldx
+        t.y += PAIR_ROWS * t.ldy
+        r += PAIR_ROWS
+
+
+cdef void unscale(const TileRun* t, const int8_t* exponent, float* y, Py_ssize_t m) noexcept nogil:
+    """Sums of panels that were not opened times 2**EXPONENT into those of panels that were."""
+    cdef Py_ssize_t i
+    cdef int p, j
+    cdef float factor
+    for p in range(t.panels):
+        if exponent[p] != EXPONENT:
+            factor = power_of_two(EXPONENT - exponent[p])
+            for i in range(m):
+                for j in range(PANEL):
+                    y[i * t.ldy + p * PANEL + j] = y[i * t.ldy + p * PANEL + j] * factor
+
+
+cdef void tile_panels_of(
+    const PackedMatrix* w, Py_ssize_t p, const uint8_t* x, Py_ssize_t m, float* y, Py_ssize_t ldy, int* shape,
+    float* scratch,
+) noexcept nogil:
+    """All m rows against panels p and p + 1, if there is one; x: the first row's bfloat16; y: of panel p."""
+    # scratch: opened blocks of two panels; of a plane also the bytes, scales and minima of two panels
+    cdef Plane plane
+    cdef TileRun t
+    cdef int fmt = int_format(w), i
+    cdef Py_ssize_t nb = w.k // QBLOCK, b = 0, most
+    cdef uint8_t* bytes = <uint8_t*>scratch + RUN_BLOCKS * 2 * OPEN_TILE
+    cdef float* scale = <float*>(bytes + 2 * PLANE_BLOCKS * 512)
+    most = PLANE_BLOCKS if fmt == PLANE else RUN_BLOCKS if m > PAIR_ROWS else nb
+    t.ldx, t.ldy = tile_row_bytes(w.k), ldy
+    t.open, t.slots = <uint8_t*>scratch, RUN_BLOCKS if m > PAIR_ROWS else RING
+    t.panels = <int>min(2, w.n_panels - p)
+    MIRO_SPAN(p, t.panels, w.n_panels)
+    for i in range(t.panels):
+        t.power[i] = power_of_two(w.exponent[p + i])
+    t.scale = scale
+    t.ahead = 2 * w.panel_bytes
+    while b < nb:
+        t.blocks = min(most, nb - b)
+        t.first = b == 0
+        t.x, t.y = x + 64 * b, y
+        if fmt == PLANE:
+            for i in range(t.panels):
+                plane.scale, plane.minimum = scale + i * PLANE_BLOCKS * 2 * PANEL, NULL
+                unpack_plane(w, p + i, b, t.blocks, bytes + i * PLANE_BLOCKS * 512, &plane)
+            t.w, t.panel, t.stride = bytes, PLANE_BLOCKS * 512, 512
+        else:
+            t.w = w.data + p * w.panel_bytes + b * w.block_bytes
+            t.panel, t.stride = w.panel_bytes, w.block_bytes
+        run_of_rows(fmt, &t, m, shape)
+        b += t.blocks
+    unscale(&t, w.exponent + p, y, m)
+
+
+cdef inline Py_ssize_t block_scratch_floats() noexcept nogil:
+    """What tile_panels_of needs."""
+    return (RUN_BLOCKS * 2 * OPEN_TILE + 2 * PLANE_BLOCKS * 512) // 4 + 2 * PLANE_BLOCKS * 2 * PANEL
+
+
+cdef void matmul_i8(
+    int th, int nth, const PackedMatrix* w, const Activations* x, float* y, Py_ssize_t ldy, Py_ssize_t m, float* scratch
+) noexcept nogil:
+    cdef Py_ssize_t i, pairs = (w.n_panels + 1) // 2
+    cdef int shape = 0
+    MIRO_ASSERT(ldy >= w.n_panels * PANEL)
+    MIRO_SPAN(0, block_scratch_floats(), matmul_scratch_floats())
+    for i in range(share(pairs, th, nth), share(pairs, th + 1, nth)):
+        tile_panels_of(w, 2 * i, <const uint8_t*>x.data, m, y + 2 * i * PANEL, ldy, &shape, scratch)
+    mi_tiles_release()
+
+
+cdef void matmul_block(
+    const PackedMatrix* w, Py_ssize_t b, const Activations* x, Py_ssize_t row, Py_ssize_t m, float* y, int* state,
+    float* scratch,
+) noexcept nogil:
+    """y [m, 32] = the outputs [32 b, 32 b + 32) of rows from `row` on; state: what shape the tiles have, 0 at first."""
+    cdef const uint8_t* rows = <const uint8_t*>x.data + row * tile_row_bytes(w.k)
+    tile_panels_of(w, 2 * b, rows, m, y, QBLOCK, state, scratch)
+
+
+cdef inline void matmul_blocks_done() noexcept nogil:
+    mi_tiles_release()
