@@ -74,7 +74,8 @@ cdef struct Activations:
     #   int8, one scale per 16 k: x ~ d * q, QuantBlock [(m + 7) / 8, k / 32]. With one per 32, as others have it,
     #   SmolLM2's distance from exact logits scatters between 0.0028 and 0.0039 nats a token; with one per 16, between
     #   0.0014 and 0.0023.
-    #   bfloat16 where there are tile registers (v4_amx): rows of tile_row_bytes(k), see impl/rows_bf16.pxi
+    #   bfloat16 where there are tile registers (v4_amx): [tile of 16 rows][block of 32 k][row][32], the last tile with
+    #   as many rows as there are left; the 32 in the order of include/tiles.h
     void* data
 
 
@@ -234,15 +235,10 @@ cdef inline Py_ssize_t kv_element_size(int dtype) noexcept nogil:
     return 2 if dtype == KV_F16 else 4
 
 
-cdef inline Py_ssize_t tile_row_bytes(Py_ssize_t k) noexcept nogil:
-    """Bytes from one row of bfloat16 activations to the next: an odd number of cache lines, so that sets differ."""
-    return (k // QBLOCK | 1) * 64
-
-
 cdef inline Py_ssize_t activation_bytes(Py_ssize_t m, Py_ssize_t k) noexcept nogil:
     """Room for m rows of Activations in either form."""
     cdef Py_ssize_t tiles = (m + TILE_ROWS - 1) // TILE_ROWS
-    return max(tiles * (k // QBLOCK) * <Py_ssize_t>sizeof(QuantBlock), m * tile_row_bytes(k))
+    return max(tiles * (k // QBLOCK) * <Py_ssize_t>sizeof(QuantBlock), 2 * m * k)
 
 
 cdef inline Py_ssize_t matmul_scratch_floats() noexcept nogil:
@@ -251,5 +247,5 @@ cdef inline Py_ssize_t matmul_scratch_floats() noexcept nogil:
 
 
 cdef inline Py_ssize_t attention_scratch_floats(int head_dim) noexcept nogil:
-    """Floats of scratch a thread needs for attention: scores, scaled queries, two accumulators, max and sum."""
-    return 64 * (KV_TILE + 3 * (head_dim + 16) + 8)
+    """Floats of scratch a thread needs for attention: scores, scaled queries, two accumulators, max and sum; a tile."""
+    return 64 * (KV_TILE + 3 * (head_dim + 16) + 8) + KV_TILE * max(head_dim, KV_TILE)

@@ -7,7 +7,7 @@ import numpy as np
 
 from miro_cy._kernels.abi cimport (
     PANEL, QBLOCK, TILE_ROWS, Activations, AttentionParams, BatchRows, Candidate, KernelTable, KVCache, QuantBlock,
-    activation_bytes, attention_scratch_floats, matmul_scratch_floats, tile_row_bytes,
+    activation_bytes, attention_scratch_floats, matmul_scratch_floats,
 )
 from miro_cy._kernels.kv cimport KVLayer
 from miro_cy._kernels.rows cimport bind_rows
@@ -39,9 +39,12 @@ cdef class Rounded:
     def parts(self):
         """What `quantise` returns."""
         if rounds_to() == "bfloat16":
-            rows = self.data[:self.m * tile_row_bytes(self.k)].reshape(self.m, -1)[:, :2 * self.k]
+            stored = bfloat16(self.data[:2 * self.m * self.k])
             values = np.empty((self.m, self.k // QBLOCK, QBLOCK), np.float32)
-            values[:, :, PAIRS] = bfloat16(np.ascontiguousarray(rows)).reshape(values.shape)
+            for row in range(0, self.m, 16):
+                rows = min(16, self.m - row)
+                tile = stored[row * self.k:(row + rows) * self.k].reshape(-1, rows, QBLOCK)
+                values[row:row + rows, :, PAIRS] = tile.swapaxes(0, 1)
             return (values.reshape(self.m, self.k),)
         tiles = (self.m + TILE_ROWS - 1) // TILE_ROWS
         blocks = self.data[:tiles * (self.k // QBLOCK) * sizeof(QuantBlock)].view(BLOCK).reshape(tiles, -1)

@@ -34,6 +34,7 @@ cdef struct AttentionItem:
     int rows
     float* s                    # [rows][KV_TILE] scores
     float* q                    # [rows][head_dim], scaled
+    float* wide                 # keys or values of a tile as floats
     float* o                    # [rows][v_dim], of the range
     float* m                    # [rows] max of the range
     float* l                    # [rows] sum of the range
@@ -86,6 +87,7 @@ cdef void score_tile(AttentionItem* it, int t0, int last) noexcept nogil:
     t.c, t.ldc = it.s, KV_TILE
     t.n = kv.head_dim
     t.first = True
+    t.wide = it.wide
     kv_rows_any(kv.dtype, &t, it.rows, panels)
 
 
@@ -145,8 +147,8 @@ cdef void add_values(AttentionItem* it, int t0, int row, int rows, int lo, int h
     cdef Py_ssize_t base
     cdef KVTile t
     t.lda, t.ldc = KV_TILE, kv.v_dim
-    t.w, t.ldw = kv.v, kv.v_dim
     t.first = False
+    t.wide = it.wide
     for b in range(lo // bs, (hi + bs - 1) // bs):
         j0 = max(lo, b * bs)
         j1 = min(hi, (b + 1) * bs)
@@ -156,6 +158,7 @@ cdef void add_values(AttentionItem* it, int t0, int row, int rows, int lo, int h
         for c0 in range(0, kv.v_dim // PANEL, 4):     # 4: KV_PANELS, which as an enum would make this no C loop
             for c in range(c0, min(c0 + KV_PANELS, kv.v_dim // PANEL)):
                 t.at[c - c0] = base + c * PANEL
+            t.w, t.ldw = kv.v, kv.v_dim
             t.c = it.o + row * kv.v_dim + c0 * PANEL
             kv_rows_any(kv.dtype, &t, rows, min(KV_PANELS, kv.v_dim // PANEL - c0))
 
@@ -276,15 +279,16 @@ cdef void attend_rows(AttentionItem* it, const float* q, Py_ssize_t ldq, float* 
 
 
 cdef void quantise_output(
-    const AttentionItem* it, const float* out, Py_ssize_t ldo, Py_ssize_t token, const Activations* quantised,
+    const AttentionItem* it, const float* out, Py_ssize_t ldo, Py_ssize_t token, Py_ssize_t m,
+    const Activations* quantised,
 ) noexcept nogil:
-    """The item's part of out, its first row being `token`, rounded: nobody else writes those rows of those blocks."""
+    """The item's part of out, its first row being `token` of m, rounded: nobody else writes those rows of those blocks."""
     cdef int width = it.group * it.kv.head_dim, b
     cdef Py_ssize_t t, nb = it.p.n_heads * it.kv.head_dim // QBLOCK
     MIRO_ASSERT(width % QBLOCK == 0)
     for t in range(token, token + it.rows // it.group):
         for b in range(it.head * width // QBLOCK, (it.head + 1) * width // QBLOCK):
-            put_rows(quantised, t, 1, b, nb, out + t * ldo + b * QBLOCK, ldo)
+            put_rows(quantised, m, t, 1, b, nb, out + t * ldo + b * QBLOCK, ldo)
 
 
 cdef void place_item(
@@ -325,7 +329,8 @@ cdef void attention(
     it.next = &after
     it.s = scratch
     it.q = it.s + span * group * KV_TILE
-    it.o = it.q + span * group * kv.head_dim
+    it.wide = it.q + span * group * kv.head_dim
+    it.o = it.wide + KV_TILE * max(kv.head_dim, KV_TILE)
     it.o_all = it.o + span * group * kv.v_dim
     it.m = it.o_all + span * group * kv.v_dim
     it.l = it.m + span * group
@@ -341,5 +346,5 @@ cdef void attention(
         MIRO_ASSERT(blocks_exist(&it, batch.table_stride))
         attend_rows(&it, q + at.token * ldq, ldq, out + at.token * ldo, ldo)
         if quantised != NULL:
-            quantise_output(&it, out, ldo, at.token, quantised)
+            quantise_output(&it, out, ldo, at.token, batch.n_tokens, quantised)
         at = after

@@ -2,6 +2,7 @@
 
 cdef enum:
     KV_PANELS = 4               # most panels a tile covers: the keys of a KV_TILE
+    WIDEN_ROWS = 12             # from so many rows on keys and values are widened to floats once for all of them
 
 
 cdef struct KVTile:
@@ -15,6 +16,7 @@ cdef struct KVTile:
     Py_ssize_t ldc
     Py_ssize_t n
     bint first                  # start from 0 instead of c
+    float* wide                 # room for [n][panels * 16]
 
 
 cdef inline void kv_tile(
@@ -105,8 +107,30 @@ cdef inline void kv_rows(const int dtype, const KVTile* t, int rows, int panels)
         panel += np
 
 
-cdef void kv_rows_any(int dtype, const KVTile* t, int rows, int panels) noexcept nogil:
-    if dtype == KV_F16:
+cdef inline void widen(const int dtype, KVTile* t, int panels) noexcept nogil:
+    """The panels as floats in t.wide, and t of them: widening is exact, so nothing else changes."""
+    cdef Py_ssize_t k
+    cdef int p, v, ld = panels * PANEL
+    for k in range(t.n):
+        for p in range(panels):
+            for v in range(MI_NV):
+                vf_store(
+                    t.wide + k * ld + p * PANEL + v * MI_VL, load_kv(dtype, t.w, t.at[p] + k * t.ldw + v * MI_VL),
+                )
+    for p in range(panels):
+        t.at[p] = p * PANEL
+    t.w, t.ldw = t.wide, ld
+
+
+cdef void kv_rows_any(int dtype, KVTile* t, int rows, int panels) noexcept nogil:
+    """All rows against all panels; what t says of w may be another place afterwards."""
+    if dtype != KV_F32 and rows >= WIDEN_ROWS:
+        if dtype == KV_F16:
+            widen(KV_F16, t, panels)
+        else:
+            widen(KV_I8, t, panels)
+        kv_rows(KV_F32, t, rows, panels)
+    elif dtype == KV_F16:
         kv_rows(KV_F16, t, rows, panels)
     elif dtype == KV_I8:
         kv_rows(KV_I8, t, rows, panels)

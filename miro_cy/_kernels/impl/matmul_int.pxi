@@ -97,17 +97,17 @@ cdef void matmul_i8(
 
 
 cdef void matmul_block(
-    const PackedMatrix* w, Py_ssize_t b, const Activations* x, Py_ssize_t row, Py_ssize_t m, float* y, int* state,
-    float* scratch,
+    const PackedMatrix* w, Py_ssize_t b, const Activations* x, Py_ssize_t m, Py_ssize_t row, Py_ssize_t rows, float* y,
+    int* state, float* scratch,
 ) noexcept nogil:
-    """y [m, 32] = the outputs [32 b, 32 b + 32) of rows from `row` on, which begins a tile; state: not needed here."""
+    """y [rows, 32] = the outputs [32 b, 32 b + 32) of some rows of m; `row` begins a tile; state: not needed here."""
     cdef const QuantBlock* blocks = <const QuantBlock*>x.data + row // TILE_ROWS * (w.k // QBLOCK)
     cdef IntOutput out
-    cdef int np = int_panels(int_format(w), m), p = 0
+    cdef int np = int_panels(int_format(w), rows), p = 0
     out.ldy = QBLOCK
     while p < QBLOCK // PANEL:
         out.y = y + p * PANEL
-        int_panels_of(w, b * (QBLOCK // PANEL) + p, np, blocks, m, &out, scratch)
+        int_panels_of(w, b * (QBLOCK // PANEL) + p, np, blocks, rows, &out, scratch)
         p += np
 
 

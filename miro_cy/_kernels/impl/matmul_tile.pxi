@@ -14,8 +14,8 @@ cdef enum:
 
 cdef struct TileRun:
     # two neighbouring panels over a run of 32-k blocks, against up to PAIR_ROWS rows
-    const uint8_t* x            # the first row's bfloat16, of the run
-    Py_ssize_t ldx              # bytes
+    const uint8_t* x[2]         # each tile of rows, of the run
+    Py_ssize_t step[2]          # bytes from one of its blocks to the next
     int rows
     const uint8_t* w            # of the first panel's run
     Py_ssize_t panel            # bytes from one panel's run to the next panel's
@@ -62,15 +62,15 @@ cdef inline void store_sums(const TileRun* t) noexcept nogil:
             mi_tile_store(3, second + PANEL, ld)
 
 
-cdef inline void add_products(const bint both, const TileRun* t, const uint8_t* x, const uint8_t* w) noexcept nogil:
-    """One block; both: of two tiles of rows."""
-    mi_tile_load(4, x, t.ldx)
+cdef inline void add_products(const bint both, const TileRun* t, Py_ssize_t b, const uint8_t* w) noexcept nogil:
+    """Block b; both: of two tiles of rows."""
+    mi_tile_load(4, t.x[0] + b * t.step[0], 64)
     mi_tile_load(6, w, 64)
     mi_tile_dot(0, 4, 6)
     mi_tile_load(7, w + OPEN_TILE, 64)
     mi_tile_dot(1, 4, 7)
     if both:
-        mi_tile_load(5, x + 16 * t.ldx, t.ldx)
+        mi_tile_load(5, t.x[1] + b * t.step[1], 64)
         mi_tile_dot(2, 5, 6)
         mi_tile_dot(3, 5, 7)
 
@@ -96,9 +96,9 @@ cdef inline void open_and_multiply(const int fmt, const TileRun* t) noexcept nog
         open = t.open + (b & (t.slots - 1)) * 2 * OPEN_TILE
         open_pair(fmt, t, b, open)
         if t.rows > 16:
-            add_products(True, t, t.x + 64 * b, open)
+            add_products(True, t, b, open)
         else:
-            add_products(False, t, t.x + 64 * b, open)
+            add_products(False, t, b, open)
     store_sums(t)
 
 
@@ -124,10 +124,10 @@ cdef void tile_opened(const TileRun* t) noexcept nogil:
     start_sums(t)
     if t.rows > 16:
         for b in range(t.blocks):
-            add_products(True, t, t.x + 64 * b, t.open + b * 2 * OPEN_TILE)
+            add_products(True, t, b, t.open + b * 2 * OPEN_TILE)
     else:
         for b in range(t.blocks):
-            add_products(False, t, t.x + 64 * b, t.open + b * 2 * OPEN_TILE)
+            add_products(False, t, b, t.open + b * 2 * OPEN_TILE)
     store_sums(t)
 
 
@@ -147,16 +147,28 @@ cdef inline void shape_for(int* shape, int rows) noexcept nogil:
         shape[0] = rows
 
 
-cdef void run_of_rows(int fmt, TileRun* t, Py_ssize_t m, int* shape) noexcept nogil:
-    """All m rows against a run; t is of the first."""
-    cdef Py_ssize_t r = 0
+cdef struct Rows:
+    # those of activations that a matmul takes: [row, row + rows) of m
+    const uint8_t* data
+    Py_ssize_t m
+    Py_ssize_t row
+    Py_ssize_t rows
+
+
+cdef void run_of_rows(int fmt, TileRun* t, const Rows* x, Py_ssize_t b, Py_ssize_t nb, int* shape) noexcept nogil:
+    """All rows against a run of blocks from b of nb; t.y is of the first."""
+    cdef Py_ssize_t r = x.row, at
+    cdef int i
     cdef tile_t tile = TILES[fmt]
-    while r < m:
-        t.rows = <int>min(PAIR_ROWS, m - r)
+    while r < x.row + x.rows:
+        t.rows = <int>min(PAIR_ROWS, x.row + x.rows - r)
+        for i in range(2):
+            at = min(r + 16 * i, x.m - 1)           # without a second tile, not read
+            t.step[i] = tile_step(x.m, at)
+            t.x[i] = x.data + at * nb * 64 + b * t.step[i]
         shape_for(shape, t.rows)
         tile(t)
         tile = tile_opened
-        t.x += PAIR_ROWS * t.ldx
         t.y += PAIR_ROWS * t.ldy
         r += PAIR_ROWS
 
@@ -174,68 +186,90 @@ cdef void unscale(const TileRun* t, const int8_t* exponent, float* y, Py_ssize_t
                     y[i * t.ldy + p * PANEL + j] = y[i * t.ldy + p * PANEL + j] * factor
 
 
-cdef void tile_panels_of(
-    const PackedMatrix* w, Py_ssize_t p, const uint8_t* x, Py_ssize_t m, float* y, Py_ssize_t ldy, int* shape,
-    float* scratch,
+cdef inline Py_ssize_t run_length(const PackedMatrix* w, Py_ssize_t m) noexcept nogil:
+    """Blocks of 32 k of a run, all runs of about the same length."""
+    cdef Py_ssize_t nb = w.k // QBLOCK, runs = 1
+    if int_format(w) == PLANE:
+        runs = (nb + PLANE_BLOCKS - 1) // PLANE_BLOCKS
+    elif m > PAIR_ROWS:
+        runs = (nb + RUN_BLOCKS - 1) // RUN_BLOCKS
+    return (nb + runs - 1) // runs
+
+
+cdef void tile_run(
+    const PackedMatrix* w, Py_ssize_t p, Py_ssize_t b, Py_ssize_t blocks, const Rows* x, float* y, Py_ssize_t ldy,
+    int* shape, float* scratch,
 ) noexcept nogil:
-    """All m rows against panels p and p + 1, if there is one; x: the first row's bfloat16; y: of panel p."""
+    """All rows against blocks [b, b + blocks) of panels p and p + 1, if there is one; y: of panel p."""
     # scratch: opened blocks of two panels; of a plane also the bytes, scales and minima of two panels
     cdef Plane plane
     cdef TileRun t
     cdef int fmt = int_format(w), i
-    cdef Py_ssize_t nb = w.k // QBLOCK, b = 0, most
     cdef uint8_t* bytes = <uint8_t*>scratch + RUN_BLOCKS * 2 * OPEN_TILE
     cdef float* scale = <float*>(bytes + 2 * PLANE_BLOCKS * 512)
-    most = PLANE_BLOCKS if fmt == PLANE else RUN_BLOCKS if m > PAIR_ROWS else nb
-    t.ldx, t.ldy = tile_row_bytes(w.k), ldy
-    t.open, t.slots = <uint8_t*>scratch, RUN_BLOCKS if m > PAIR_ROWS else RING
+    t.blocks, t.first = blocks, b == 0
+    cdef Py_ssize_t nb = w.k // QBLOCK
+    t.y, t.ldy = y, ldy
+    t.open, t.slots = <uint8_t*>scratch, RUN_BLOCKS if x.rows > PAIR_ROWS else RING
     t.panels = <int>min(2, w.n_panels - p)
-    MIRO_SPAN(p, t.panels, w.n_panels)
-    for i in range(t.panels):
-        t.power[i] = power_of_two(w.exponent[p + i])
     t.scale = scale
     t.ahead = 2 * w.panel_bytes
-    while b < nb:
-        t.blocks = min(most, nb - b)
-        t.first = b == 0
-        t.x, t.y = x + 64 * b, y
+    MIRO_SPAN(p, t.panels, w.n_panels)
+    MIRO_SPAN(b, blocks, nb)
+    MIRO_SPAN(0, blocks, RUN_BLOCKS if x.rows > PAIR_ROWS else nb)
+    MIRO_SPAN(x.row, x.rows, x.m)
+    for i in range(t.panels):
+        t.power[i] = power_of_two(w.exponent[p + i])
         if fmt == PLANE:
-            for i in range(t.panels):
-                plane.scale, plane.minimum = scale + i * PLANE_BLOCKS * 2 * PANEL, NULL
-                unpack_plane(w, p + i, b, t.blocks, bytes + i * PLANE_BLOCKS * 512, &plane)
-            t.w, t.panel, t.stride = bytes, PLANE_BLOCKS * 512, 512
-        else:
-            t.w = w.data + p * w.panel_bytes + b * w.block_bytes
-            t.panel, t.stride = w.panel_bytes, w.block_bytes
-        run_of_rows(fmt, &t, m, shape)
-        b += t.blocks
-    unscale(&t, w.exponent + p, y, m)
+            MIRO_SPAN(0, blocks, PLANE_BLOCKS)
+            plane.scale, plane.minimum = scale + i * PLANE_BLOCKS * 2 * PANEL, NULL
+            unpack_plane(w, p + i, b, blocks, bytes + i * PLANE_BLOCKS * 512, &plane)
+    if fmt == PLANE:
+        t.w, t.panel, t.stride = bytes, PLANE_BLOCKS * 512, 512
+    else:
+        t.w = w.data + p * w.panel_bytes + b * w.block_bytes
+        t.panel, t.stride = w.panel_bytes, w.block_bytes
+    run_of_rows(fmt, &t, x, b, nb, shape)
+    if b + blocks == nb:
+        unscale(&t, w.exponent + p, y, x.rows)
 
 
 cdef inline Py_ssize_t block_scratch_floats() noexcept nogil:
-    """What tile_panels_of needs."""
+    """What tile_run needs."""
     return (RUN_BLOCKS * 2 * OPEN_TILE + 2 * PLANE_BLOCKS * 512) // 4 + 2 * PLANE_BLOCKS * 2 * PANEL
 
 
 cdef void matmul_i8(
     int th, int nth, const PackedMatrix* w, const Activations* x, float* y, Py_ssize_t ldy, Py_ssize_t m, float* scratch
 ) noexcept nogil:
-    cdef Py_ssize_t i, pairs = (w.n_panels + 1) // 2
+    # a run of k against all panels before the next one: the rows of that run stay in the second-level cache
+    cdef Py_ssize_t i, pairs = (w.n_panels + 1) // 2, b = 0, nb = w.k // QBLOCK, run = run_length(w, m), blocks
+    cdef Rows rows = Rows(<const uint8_t*>x.data, m, 0, m)
     cdef int shape = 0
     MIRO_ASSERT(ldy >= w.n_panels * PANEL)
     MIRO_SPAN(0, block_scratch_floats(), matmul_scratch_floats())
-    for i in range(share(pairs, th, nth), share(pairs, th + 1, nth)):
-        tile_panels_of(w, 2 * i, <const uint8_t*>x.data, m, y + 2 * i * PANEL, ldy, &shape, scratch)
+    while b < nb:
+        blocks = min(run, nb - b)
+        for i in range(share(pairs, th, nth), share(pairs, th + 1, nth)):
+            tile_run(w, 2 * i, b, blocks, &rows, y + 2 * i * PANEL, ldy, &shape, scratch)
+        b += blocks
     mi_tiles_release()
 
 
 cdef void matmul_block(
-    const PackedMatrix* w, Py_ssize_t b, const Activations* x, Py_ssize_t row, Py_ssize_t m, float* y, int* state,
-    float* scratch,
+    const PackedMatrix* w, Py_ssize_t b, const Activations* x, Py_ssize_t m, Py_ssize_t row, Py_ssize_t rows, float* y,
+    int* state, float* scratch,
 ) noexcept nogil:
-    """y [m, 32] = the outputs [32 b, 32 b + 32) of rows from `row` on; state: what shape the tiles have, 0 at first."""
-    cdef const uint8_t* rows = <const uint8_t*>x.data + row * tile_row_bytes(w.k)
-    tile_panels_of(w, 2 * b, rows, m, y, QBLOCK, state, scratch)
+    """y [rows, 32] = the outputs [32 b, 32 b + 32) of some rows of m; `row` begins a tile of 16.
+
+    state: what shape the tiles have, 0 at first.
+    """
+    cdef Rows some = Rows(<const uint8_t*>x.data, m, row, rows)
+    cdef Py_ssize_t at = 0, nb = w.k // QBLOCK, run = run_length(w, rows), blocks
+    while at < nb:
+        blocks = min(run, nb - at)
+        tile_run(w, 2 * b, at, blocks, &some, y, QBLOCK, state, scratch)
+        at += blocks
 
 
 cdef inline void matmul_blocks_done() noexcept nogil:

@@ -21,7 +21,7 @@ cdef void quantise(
     cdef Py_ssize_t u, row, nb = k // QBLOCK
     for u in range(share_of_blocks(m, nb, whole, th, nth), share_of_blocks(m, nb, whole, th + 1, nth)):
         row = u // nb * TILE_ROWS
-        put_rows(out, row, <int>min(TILE_ROWS, m - row), u % nb, nb, x + row * ldx + u % nb * QBLOCK, ldx)
+        put_rows(out, m, row, <int>min(TILE_ROWS, m - row), u % nb, nb, x + row * ldx + u % nb * QBLOCK, ldx)
 
 
 cdef inline float rms_inverse(const float* x, Py_ssize_t k, float eps) noexcept nogil:

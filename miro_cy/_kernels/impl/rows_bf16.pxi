@@ -1,6 +1,6 @@
-# Activations in bfloat16, whole rows, each block of 32 k in the pairs that tiles of weights lie in (include/tiles.h).
+# Activations in bfloat16, tiles of 16 rows and 32 k, in the pairs that tiles of weights lie in (include/tiles.h).
 #
-# Rows are tile_row_bytes(k) apart. Weights are opened 2**(EXPONENT - 112) times as large as they are and cut off instead
+# Weights are opened 2**(EXPONENT - 112) times as large as they are and cut off instead
 # of rounded, which makes them CUT of themselves on average; activations are stored that much larger.
 
 cdef extern from "tiles.h" nogil:
@@ -28,12 +28,18 @@ cdef inline float activation_factor() noexcept nogil:
     return <float>1267650600228229401496703205376.0 * <float>1.00247
 
 
+cdef inline Py_ssize_t tile_step(Py_ssize_t m, Py_ssize_t row) noexcept nogil:
+    """Bytes from one block of 32 k of the tile that `row` begins to the next: it has up to 16 of m rows."""
+    return 64 * min(16, m - row)
+
+
 cdef inline void put_rows(
-    const Activations* out, Py_ssize_t row, int rows, Py_ssize_t b, Py_ssize_t nb, const float* x, Py_ssize_t ldx,
+    const Activations* out, Py_ssize_t m, Py_ssize_t row, int rows, Py_ssize_t b, Py_ssize_t nb, const float* x,
+    Py_ssize_t ldx,
 ) noexcept nogil:
-    """32 k, block b of nb, of rows [row, row + rows)."""
-    cdef Py_ssize_t ld = tile_row_bytes(nb * QBLOCK)
-    cdef uint8_t* to = <uint8_t*>out.data + row * ld + b * 64
+    """32 k, block b of nb, of rows [row, row + rows) of m, which lie in one tile."""
+    cdef Py_ssize_t first = row // 16 * 16
+    cdef uint8_t* to = <uint8_t*>out.data + first * nb * 64 + b * tile_step(m, first) + (row - first) * 64
     cdef int i
     for i in range(rows):
-        mi_store_pairs(to + i * ld, x + i * ldx, activation_factor())
+        mi_store_pairs(to + 64 * i, x + i * ldx, activation_factor())

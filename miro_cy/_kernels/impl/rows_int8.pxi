@@ -36,8 +36,9 @@ cdef void quantise_rows(const float* x, Py_ssize_t ldx, int rows, int at, QuantB
 
 
 cdef inline void put_rows(
-    const Activations* out, Py_ssize_t row, int rows, Py_ssize_t b, Py_ssize_t nb, const float* x, Py_ssize_t ldx,
+    const Activations* out, Py_ssize_t m, Py_ssize_t row, int rows, Py_ssize_t b, Py_ssize_t nb, const float* x,
+    Py_ssize_t ldx,
 ) noexcept nogil:
-    """32 k, block b of nb, of rows [row, row + rows), which lie in one tile."""
+    """32 k, block b of nb, of rows [row, row + rows) of m, which lie in one tile."""
     cdef QuantBlock* block = <QuantBlock*>out.data + row // TILE_ROWS * nb + b
     quantise_rows(x, ldx, rows, <int>(row % TILE_ROWS), block)

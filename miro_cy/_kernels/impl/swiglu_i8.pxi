@@ -22,14 +22,14 @@ cdef void swiglu_i8(
     while r < m:
         rows = min(FFN_ROWS, m - r)
         for b in range(share(nb, th, nth), share(nb, th + 1, nth)):
-            matmul_block(gate, b, x, r, rows, g, &state, rest)
-            matmul_block(up, b, x, r, rows, u, &state, rest)
+            matmul_block(gate, b, x, m, r, rows, g, &state, rest)
+            matmul_block(up, b, x, m, r, rows, u, &state, rest)
             for tile in range(row_tiles(rows)):
                 i = tile * TILE_ROWS
                 swiglu_rows(
                     g + i * QBLOCK, u + i * QBLOCK, QBLOCK, gate_bias, up_bias, b * QBLOCK, h, QBLOCK,
                     min(TILE_ROWS, rows - i), QBLOCK,
                 )
-                put_rows(out, r + i, <int>min(TILE_ROWS, rows - i), b, nb, h, QBLOCK)
+                put_rows(out, m, r + i, <int>min(TILE_ROWS, rows - i), b, nb, h, QBLOCK)
         r += FFN_ROWS
     matmul_blocks_done()

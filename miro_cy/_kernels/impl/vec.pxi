@@ -8,7 +8,7 @@ from miro_cy._kernels.abi cimport (
     EXPONENT, KV_F16, KV_F32, KV_I8, KV_RANGE, KV_TILE, LAYOUT_BF16, LAYOUT_F16, LAYOUT_F32, LAYOUT_Q4, LAYOUT_Q8,
     PANEL, PROBE_QUADS, QBLOCK, QGROUP, TILE_ROWS, Activations, AttentionParams, BatchRows, Candidate, KVCache,
     KernelTable, PackedMatrix, QuantBlock, attention_scratch_floats, is_float_layout, kv_element_size,
-    matmul_scratch_floats, tile_row_bytes,
+    matmul_scratch_floats,
 )
 from miro_cy.native cimport MIRO_ASSERT, MIRO_INDEX, MIRO_SPAN
 
