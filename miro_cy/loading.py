@@ -120,7 +120,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
     return load_tokenizer(checkpoint.path)
 
 
-#: Up to so many sequences at once, steps of an engine take less time in int8 than in tile registers.
+#: Up to so many sequences at once, steps of an engine take less time without tile registers.
 FEW_SEQUENCES = 4
 
 
@@ -131,6 +131,7 @@ class Plan:
     threads: int
     context: int
     compute: Compute
+    tiles: bool
     kv_dtype: KVDtype
     n_blocks: int
 
@@ -143,7 +144,8 @@ def _plan(checkpoint: Checkpoint, config: EngineConfig, threads: int, context: i
     room = room_for(
         checkpoint.spec, parts, config, kv_dtype, threads=threads, context=context, total=available_memory()
     )
-    return Plan(threads, context, compute, kv_dtype, kv_blocks(room, config, context))
+    tiles = compute == "bf16" or (compute == "exact" and tiles_pay(config))
+    return Plan(threads, context, compute, tiles, kv_dtype, kv_blocks(room, config, context))
 
 
 def _assemble(
@@ -175,7 +177,7 @@ def _assemble(
         block_size=config.block_size,
         kv_dtype=plan.kv_dtype,
         fast=plan.compute != "exact",
-        tiles=plan.compute == "bf16",
+        tiles=plan.tiles,
         threads=plan.threads,
         max_tokens=scheduler.view.max_tokens,
         context=context,
@@ -219,7 +221,12 @@ def compute_mode(config: EngineConfig, *, quantised: bool) -> Compute:
         return config.compute
     if not quantised:
         return "exact"
-    return "bf16" if has_tiles() and config.max_num_seqs > FEW_SEQUENCES else "fast"
+    return "bf16" if tiles_pay(config) else "fast"
+
+
+def tiles_pay(config: EngineConfig) -> bool:
+    """Whether an engine of so many sequences gains by tile registers, and the machine has them."""
+    return has_tiles() and config.max_num_seqs > FEW_SEQUENCES
 
 
 def kv_dtype_of(config: EngineConfig, compute: Compute) -> KVDtype:

@@ -243,7 +243,7 @@ cdef inline Py_ssize_t activation_bytes(Py_ssize_t m, Py_ssize_t k) noexcept nog
 
 cdef inline Py_ssize_t matmul_scratch_floats() noexcept nogil:
     """Floats of scratch a thread needs for either matmul or embed."""
-    return 122880
+    return 212992
 
 
 cdef inline Py_ssize_t attention_scratch_floats(int head_dim) noexcept nogil:

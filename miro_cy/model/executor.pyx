@@ -46,8 +46,8 @@ cdef class CpuExecutor:
 
     spec: ModelSpec; weights: Weights; n_blocks, block_size: the KV pool (kv_groups.py: of which layers a
     block is); kv_dtype: a key of KV_TYPES;
-    fast: multiply quantised weights by int8 activations (else float32 throughout), or, with tiles, by bfloat16 ones in
-    tile registers; threads: team size;
+    fast: multiply quantised weights by int8 activations (else float32 throughout); tiles: in tile registers, quantised
+    ones by bfloat16 activations, those of 16 bits as exactly as without; threads: team size;
     max_tokens: most tokens a step; context: positions the rotary tables cover; touch: take the KV pool's memory now.
     """
     cdef readonly object spec
@@ -97,7 +97,7 @@ cdef class CpuExecutor:
             raise ValueError(f"{spec.n_layers} layers are more than {MAX_LAYERS}")
         self.isa = TILES if tiles else active_isa()
         self.table = table_of(self.isa)
-        self.compute = "bf16" if tiles else "fast" if fast else "exact"
+        self.compute = "exact" if not fast else "bf16" if tiles else "fast"
         self.spec, self.weights, self.keep, self.kv_layers = spec, weights, [], []
         self.groups = kv_groups(spec)
         self.fast, self.threads, self.max_tokens, self.context = fast, threads, max_tokens, context

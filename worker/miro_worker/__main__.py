@@ -20,7 +20,9 @@ ENGINE_OPTIONS = (
     click.option("--threads", type=click.IntRange(1), help="Compute threads [default: physical cores granted]."),
     click.option("--kv-memory", metavar="SIZE", help='KV cache, bytes or "4GiB" [default: a share of free memory].'),
     click.option("--kv-dtype", type=click.Choice(["fp16", "fp32", "int8"]), help="KV cache type [default: fp16]."),
-    click.option("--compute", type=click.Choice(["fast", "exact", "bf16"]), help="Arithmetic [default: by file and machine]."),
+    click.option(
+        "--compute", type=click.Choice(["fast", "exact", "bf16"]), help="Arithmetic [default: by file and machine]."
+    ),
     click.option("--block-size", type=click.IntRange(1), help="Tokens in a KV block."),
     click.option("--max-context", type=click.IntRange(1), help="Tokens of context [default: the model's]."),
     click.option("--max-num-seqs", type=click.IntRange(1), help="Sequences that run at once."),

@@ -9,6 +9,7 @@ include "pack.pxi"
 include "matmul_float.pxi"
 include "tile_open.pxi"
 include "matmul_tile.pxi"
+include "matmul_split.pxi"
 include "swiglu_i8.pxi"
 include "kv_cache.pxi"
 include "kv_tile.pxi"
@@ -16,3 +17,5 @@ include "attention.pxi"
 include "logits.pxi"
 include "probe.pxi"
 include "table.pxi"
+
+TABLE.matmul_f32 = matmul_f32_or_split

@@ -32,34 +32,33 @@ cdef struct TileRun:
     Py_ssize_t ldy
 
 
-cdef inline void start_sums(const TileRun* t) noexcept nogil:
-    cdef Py_ssize_t ld = t.ldy * sizeof(float)
-    cdef float* second = t.y + 16 * t.ldy
+cdef inline void start_sums(bint first, int panels, int rows, const float* y, Py_ssize_t ldy) noexcept nogil:
+    """Those of up to two tiles of rows by two panels: 0, or what y holds."""
+    cdef const float* second = y + 16 * ldy
     mi_tile_zero(0)
     mi_tile_zero(1)
     mi_tile_zero(2)
     mi_tile_zero(3)
-    if t.first:
+    if first:
         return
-    mi_tile_load(0, t.y, ld)
-    if t.panels == 2:
-        mi_tile_load(1, t.y + PANEL, ld)
-    if t.rows > 16:
-        mi_tile_load(2, second, ld)
-        if t.panels == 2:
-            mi_tile_load(3, second + PANEL, ld)
+    mi_tile_load(0, y, ldy * sizeof(float))
+    if panels == 2:
+        mi_tile_load(1, y + PANEL, ldy * sizeof(float))
+    if rows > 16:
+        mi_tile_load(2, second, ldy * sizeof(float))
+        if panels == 2:
+            mi_tile_load(3, second + PANEL, ldy * sizeof(float))
 
 
-cdef inline void store_sums(const TileRun* t) noexcept nogil:
-    cdef Py_ssize_t ld = t.ldy * sizeof(float)
-    cdef float* second = t.y + 16 * t.ldy
-    mi_tile_store(0, t.y, ld)
-    if t.panels == 2:
-        mi_tile_store(1, t.y + PANEL, ld)
-    if t.rows > 16:
-        mi_tile_store(2, second, ld)
-        if t.panels == 2:
-            mi_tile_store(3, second + PANEL, ld)
+cdef inline void store_sums(int panels, int rows, float* y, Py_ssize_t ldy) noexcept nogil:
+    cdef float* second = y + 16 * ldy
+    mi_tile_store(0, y, ldy * sizeof(float))
+    if panels == 2:
+        mi_tile_store(1, y + PANEL, ldy * sizeof(float))
+    if rows > 16:
+        mi_tile_store(2, second, ldy * sizeof(float))
+        if panels == 2:
+            mi_tile_store(3, second + PANEL, ldy * sizeof(float))
 
 
 cdef inline void add_products(const bint both, const TileRun* t, Py_ssize_t b, const uint8_t* w) noexcept nogil:
@@ -91,7 +90,7 @@ cdef inline void open_and_multiply(const int fmt, const TileRun* t) noexcept nog
     """Opens the run, and multiplies the first rows by it."""
     cdef Py_ssize_t b
     cdef uint8_t* open
-    start_sums(t)
+    start_sums(t.first, t.panels, t.rows, t.y, t.ldy)
     for b in range(t.blocks):
         open = t.open + (b & (t.slots - 1)) * 2 * OPEN_TILE
         open_pair(fmt, t, b, open)
@@ -99,7 +98,7 @@ cdef inline void open_and_multiply(const int fmt, const TileRun* t) noexcept nog
             add_products(True, t, b, open)
         else:
             add_products(False, t, b, open)
-    store_sums(t)
+    store_sums(t.panels, t.rows, t.y, t.ldy)
 
 
 cdef void tile_nibbles(const TileRun* t) noexcept nogil:
@@ -121,14 +120,14 @@ cdef void tile_plane(const TileRun* t) noexcept nogil:
 cdef void tile_opened(const TileRun* t) noexcept nogil:
     """Multiplies rows by a run that is open."""
     cdef Py_ssize_t b
-    start_sums(t)
+    start_sums(t.first, t.panels, t.rows, t.y, t.ldy)
     if t.rows > 16:
         for b in range(t.blocks):
             add_products(True, t, b, t.open + b * 2 * OPEN_TILE)
     else:
         for b in range(t.blocks):
             add_products(False, t, b, t.open + b * 2 * OPEN_TILE)
-    store_sums(t)
+    store_sums(t.panels, t.rows, t.y, t.ldy)
 
 
 ctypedef void (*tile_t)(const TileRun* t) noexcept nogil
@@ -143,7 +142,7 @@ TILES[PLANE] = tile_plane
 cdef inline void shape_for(int* shape, int rows) noexcept nogil:
     """Tiles of so many rows; shape: those they have now."""
     if shape[0] != rows:
-        mi_tiles_shape(min(rows, 16), max(rows - 16, 0), False)
+        mi_tiles_shape(min(rows, 16), max(rows - 16, 0))
         shape[0] = rows
 
 

@@ -15,7 +15,7 @@ cdef extern from "tiles.h" nogil:
     void mi_store_pairs(void* p, const float* x, float factor)
     vi mi_upper_halves(vf a, vf b)
     vf mi_below(vf a)
-    void mi_tiles_shape(int a, int b, int split)
+    void mi_tiles_shape(int a, int b)
     void mi_tiles_release()
     void mi_tile_zero(int t)
     void mi_tile_load(int t, const void* p, Py_ssize_t stride)

@@ -23,13 +23,12 @@ typedef struct {
     uint8_t rows[16];
 } mi_tile_config __attribute__((aligned(64)));
 
-/* Tiles of `a` and `b` rows of activations (0 to 16) and their sums; clears them all. Which tile is what:
- *   with one set of products:  sums 0 1 (rows a) and 2 3 (rows b), activations 4 5, weights 6 7
- *   with split activations:    sums 0 1, activations 2 3 4 (all of a rows), weights 6 7 */
-MI_INLINE void mi_tiles_shape(int a, int b, int split) {
+/* Two tiles of `a` and `b` rows of activations (1 to 16, 0 to 16), and clears all: tiles 4 and 5 are those, 6 and 7 two
+ * panels of weights, 0 and 1 the sums of the first rows with each, 2 and 3 those of the second. */
+MI_INLINE void mi_tiles_shape(int a, int b) {
     mi_tile_config c = {.palette = 1};
     for (int i = 0; i < 8; i++) {
-        int second = !split && (i == 2 || i == 3 || i == 5);
+        int second = i == 2 || i == 3 || i == 5;
         c.row_bytes[i] = 64;
         c.rows[i] = (uint8_t)(i >= 6 ? 16 : second ? (b ? b : 1) : a);
     }
@@ -97,7 +96,9 @@ MI_INLINE void mi_store_pairs(void *p, const float *x, float factor) {
 
 /* --- floats in pieces of bfloat16, exactly ------------------------------------------------------------------------ */
 /* a in the lower and b in the upper half of each 32 bits, cut to their upper 16 bits */
-MI_INLINE vi mi_upper_halves(vf a, vf b) { return ((vi)a >> 16 & 0xffff) | ((vi)b & (int32_t)0xffff0000); }
+MI_INLINE vi mi_upper_halves(vf a, vf b) {
+    return (vi)_mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32((__m512i)a, 16), (__m512i)b);
+}
 /* what that leaves of a */
 MI_INLINE vf mi_below(vf a) { return a - (vf)((vi)a & (int32_t)0xffff0000); }
 #endif
