@@ -112,8 +112,8 @@ cdef inline void scale_row(float* s, const float* by) noexcept nogil:
         s[j] = s[j] * by[j]
 
 
-cdef inline void softmax_row(float* s, float* m, float* l, float* o, int v_dim) noexcept nogil:
-    """Online softmax over one row of a tile: s becomes exp(s - max); rescales the row's sum and accumulator."""
+cdef inline void raise_top(const float* s, float* m, float* l, float* o, int v_dim) noexcept nogil:
+    """Online softmax, first half of a row: its maximum with this tile's; rescales the row's sum and accumulator."""
     cdef float lane[16]
     cdef float top, f
     cdef int j, t
@@ -123,13 +123,19 @@ cdef inline void softmax_row(float* s, float* m, float* l, float* o, int v_dim) 
         for j in range(16):
             lane[j] = s[t * 16 + j] if s[t * 16 + j] > lane[j] else lane[j]
     top = mi_fold16_max(lane)
-    top = top if top > m[0] else m[0]
     if top > m[0]:
         f = expf_fast(m[0] - top)
         m[0] = top
         l[0] = l[0] * f
         for j in range(v_dim):
             o[j] = o[j] * f
+
+
+cdef inline void exponentials(float* s, float top, float* l) noexcept nogil:
+    """The second half: s becomes exp(s - top), and the row's sum grows by them."""
+    cdef float lane[16]
+    cdef float f
+    cdef int j, t
     for j in range(16):
         lane[j] = 0
     for t in range(KV_TILE // 16):
@@ -163,23 +169,43 @@ cdef void add_values(AttentionItem* it, int t0, int row, int rows, int lo, int h
             kv_rows_any(kv.dtype, &t, rows, min(KV_PANELS, kv.v_dim // PANEL - c0))
 
 
-cdef void weigh_row(AttentionItem* it, int row, int lo, int hi) noexcept nogil:
-    """The row's scores of a tile into weights of the values, tokens [lo, hi) being visible."""
+cdef inline void finish_scores(AttentionItem* it, int row, int lo, int hi) noexcept nogil:
+    """The row's scores of a tile, tokens [lo, hi) being visible, and its maximum."""
     cdef float* s = it.s + row * KV_TILE
     cdef int d = it.kv.v_dim
-    cdef bint scaled = it.kv.dtype == KV_I8
-    if scaled:
+    if it.kv.dtype == KV_I8:
         scale_row(s, it.k_scale)
     if it.p.soft_cap > 0:
         cap_row(s, it.p.soft_cap)
     mask_row(s, lo, hi)
-    softmax_row(s, it.m + row, it.l + row, it.o + row * d, d)
-    if scaled:                  # after the sum: it is of probabilities
+    raise_top(s, it.m + row, it.l + row, it.o + row * d, d)
+
+
+cdef inline void weigh_row(AttentionItem* it, int row) noexcept nogil:
+    """The row's scores into weights of the values."""
+    cdef float* s = it.s + row * KV_TILE
+    exponentials(s, it.m[row], it.l + row)
+    if it.kv.dtype == KV_I8:    # after the sum: it is of probabilities
         scale_row(s, it.v_scale)
 
 
+cdef void weigh_tile(AttentionItem* it, int t0) noexcept nogil:
+    """Scores of a tile into weights; all maxima first, so that a mispredicted one does not hold up exponentials."""
+    cdef int i, r, lo, hi, positions = it.rows // it.group
+    for i in range(positions):
+        lo = max(0, first_key(it.p, it.first + i) - t0)
+        hi = min(KV_TILE, it.first + i + 1 - t0)
+        if lo < hi:
+            for r in range(i * it.group, (i + 1) * it.group):
+                finish_scores(it, r, lo, hi)
+    for i in range(positions):
+        if max(0, first_key(it.p, it.first + i) - t0) < min(KV_TILE, it.first + i + 1 - t0):
+            for r in range(i * it.group, (i + 1) * it.group):
+                weigh_row(it, r)
+
+
 cdef void attend_tile(AttentionItem* it, int t0) noexcept nogil:
-    cdef int positions = it.rows // it.group, i, r, lo, hi
+    cdef int positions = it.rows // it.group, i, lo, hi
     cdef int last = it.first + positions - 1
     cdef int seen_by_all = 0    # tokens of the tile, from its start, that every row sees
     if first_key(it.p, last) <= t0:
@@ -200,12 +226,7 @@ cdef void attend_tile(AttentionItem* it, int t0) noexcept nogil:
     if it.kv.dtype == KV_I8:
         copy_scales(it.kv, it.kv.k_scale, it.table, it.first_block, it.head, t0, last, it.k_scale)
         copy_scales(it.kv, it.kv.v_scale, it.table, it.first_block, it.head, t0, last, it.v_scale)
-    for i in range(positions):
-        lo = max(0, first_key(it.p, it.first + i) - t0)
-        hi = min(KV_TILE, it.first + i + 1 - t0)
-        if lo < hi:
-            for r in range(it.group):
-                weigh_row(it, i * it.group + r, lo, hi)
+    weigh_tile(it, t0)
     if seen_by_all > 0:
         add_values(it, t0, 0, it.rows, 0, seen_by_all)
     if seen_by_all == KV_TILE:
