@@ -217,6 +217,9 @@ cdef struct KernelTable:
     # out[dot_rows, dot_lanes] = sum over quads of w . x, `rounds` times over w [PROBE_QUADS][dot_lanes][4], values
     # below 16, and the same x [dot_rows][4] for all quads
     void (*probe_dot)(const uint8_t* w, const int8_t* x, int32_t* out, Py_ssize_t rounds) noexcept nogil
+    # sums[16][16] = `rounds` times the products of tiles x [16 rows][32] and w [16 pairs][16 outputs][2], bfloat16, and
+    # the same three times more; NULL without tile registers
+    void (*probe_tile)(const uint8_t* x, const uint8_t* w, float* sums, Py_ssize_t rounds) noexcept nogil
     int fma_lanes           # at most PROBE_LANES, as is dot_rows * dot_lanes
     int dot_rows
     int dot_lanes

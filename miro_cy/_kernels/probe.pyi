@@ -12,3 +12,6 @@ def fma(
 def dot(
     w: NDArray[np.uint8], x: NDArray[np.int8], rounds: int, pieces: int = 1, threads: int = 1
 ) -> tuple[NDArray[np.int32], float]: ...
+def tile(
+    x: NDArray[np.uint8], w: NDArray[np.uint8], rounds: int, pieces: int = 1, threads: int = 1
+) -> tuple[NDArray[np.float32], float]: ...

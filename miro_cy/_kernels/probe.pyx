@@ -13,7 +13,9 @@ from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 import numpy as np
 
 from miro_cy._kernels.abi cimport PROBE_LANES, PROBE_QUADS, KernelTable
-from miro_cy._kernels.select cimport kernels
+from miro_cy._kernels.select cimport kernels, table_of
+
+from miro_cy._kernels.select import TILES
 
 cdef extern from "team.h" nogil:
     ctypedef struct mi_barrier:
@@ -192,3 +194,33 @@ def dot(
     sums = np.asarray(out)[:team.size, :table.dot_rows * table.dot_lanes]
     rate = 8.0 * PROBE_QUADS * rounds * table.dot_rows * table.dot_lanes * team.size / team.best
     return sums.reshape(team.size, table.dot_rows, table.dot_lanes), rate
+
+
+cdef void tile_share(
+    const KernelTable* table, const uint8_t* x, const uint8_t* w, float* sums, Py_ssize_t rounds, int pieces,
+    Team* team, int th, int nth,
+) noexcept nogil:
+    cdef int _i
+    for _i in range(pieces):
+        begin_piece(team, th, nth)
+        table.probe_tile(x, w, sums, rounds)
+        end_piece(team, th, nth)
+
+
+def tile(const uint8_t[::1] x not None, const uint8_t[::1] w not None, Py_ssize_t rounds, int pieces=1, int threads=1):
+    """Products in tile registers, `pieces` times on each thread: x, w the 1,024 bytes of a tile each (abi.pxd).
+
+    Returns (the sums of one piece, float32 [team, 16, 16]; operations a second of the whole team). Raises ConfigError
+    where there are no tile registers.
+    """
+    check_threads(threads)
+    if x.shape[0] != 1024 or w.shape[0] != 1024 or rounds < 1 or pieces < 1:
+        raise ValueError("x and w must have 1,024 bytes, rounds and pieces must be at least 1")
+    cdef const KernelTable* table = table_of(TILES)
+    cdef float[:, ::1] out = np.zeros((threads, 256), np.float32)
+    cdef Team team
+    new_team(&team)
+    with nogil, parallel(num_threads=threads):
+        tile_share(table, &x[0], &w[0], &out[mi_thread_id(), 0], rounds, pieces, &team, mi_thread_id(), mi_team_size())
+    rate = 4 * 2.0 * 16 * 16 * 32 * rounds * team.size / team.best
+    return np.asarray(out)[:team.size].reshape(team.size, 16, 16), rate

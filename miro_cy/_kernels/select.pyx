@@ -18,8 +18,8 @@ cdef extern from *:
     #include <sys/syscall.h>
     #include <unistd.h>
 
-    /* Tile registers, with the float16 and bfloat16 vectors beside them. Linux gives a process their state when it asks:
-     * ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA. */
+    /* Tile registers, with the float16 and bfloat16 vectors beside them. Linux gives a process their state when it
+     * asks: ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA. */
     static int mi_has_tiles(void) {
         unsigned a, b, c, d, state, high;
         if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;

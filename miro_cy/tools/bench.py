@@ -72,7 +72,7 @@ def run_bench(
                 plan.repeat, plan.tokens, context, config.block_size, config.max_step_tokens, config.step_ms
             ),
             limits=probe.best,
-            rows=[_row(work, samples[work], costs, probe) for work in works],
+            rows=[_row(work, samples[work], costs, probe, tiles=executor.compute == "bf16") for work in works],
         )
     if plan.load:  # when the memory of what was measured is free again
         report.load = Load.of(_time_loads(os.fspath(path), settings, plan.repeat, tell))
@@ -97,13 +97,21 @@ def _measure(
     return samples
 
 
-def _row(work: Work, samples: list[Sample], costs: CostModel, probe: LimitProbe) -> Row:
+def _row(work: Work, samples: list[Sample], costs: CostModel, probe: LimitProbe, *, tiles: bool) -> Row:
     # All repetitions do the same steps; should the scheduler once cut one otherwise, the median's cost is what counts.
     middle = sorted(samples, key=lambda sample: sample.seconds)[len(samples) // 2]
     cost = sum(map(costs.step, middle.steps), Cost())
     seconds = [sample.seconds for sample in samples]
     row = Row.of(
-        work.kind, work.rows, work.depth, work.rows * work.tokens, len(middle.steps), seconds, cost, probe.best
+        work.kind,
+        work.rows,
+        work.depth,
+        work.rows * work.tokens,
+        len(middle.steps),
+        seconds,
+        cost,
+        probe.best,
+        tiles=tiles,
     )
     if middle.parts is not None:
         row.profile = {**middle.parts, "rest": max(0.0, middle.seconds - sum(middle.parts.values()))}

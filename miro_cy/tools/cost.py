@@ -26,7 +26,7 @@ StepRow = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """int8_ops are made of int8 multiplications, float_ops of float32 ones."""
+    """int8_ops are made of int8 multiplications, or of bfloat16 ones in tiles; float_ops of float32 ones."""
 
     int8_ops: float = 0.0
     float_ops: float = 0.0
@@ -41,7 +41,7 @@ class Cost:
 
 
 class CostModel:
-    """The costs of one loaded model. fast: quantised weights are multiplied by int8 activations."""
+    """The costs of one loaded model. fast: quantised weights are multiplied by rounded activations."""
 
     def __init__(self, spec: ModelSpec, weights: Weights, *, fast: bool, kv_dtype: KVDtype) -> None:
         self._windows = [layer.window for layer in spec.layers]

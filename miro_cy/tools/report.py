@@ -80,9 +80,10 @@ class Row:
 
     work: "prompt" (a prompt alone, up to and with its first token) or "decode" (steps in which every row gets one
     token). rows: sequences a step. depth: tokens of each sequence before the measured ones. tokens, steps: of one
-    repetition, all rows together. gflops counts int8 and float32 operations alike; miro_cy/tools/cost.py says which,
+    repetition, all rows together. gflops counts all operations alike; miro_cy/tools/cost.py says which,
     and which bytes gb_per_s counts. share_of_flops: the time that the operations would take at the measured peaks (of
-    int8 dot products for weights multiplied in int8, of float32 multiply-adds for the rest) over the time they took.
+    int8 dot products or tile registers for quantised weights that are multiplied so, of float32 multiply-adds for the
+    rest) over the time they took.
     share_of_bandwidth: gb_per_s over the measured read_gb_per_s; above 1 where weights stay in a cache.
     bound: the limit that is nearer. profile: if asked for, seconds of the median repetition by part of the forward
     pass, and "rest" for what is outside of it (scheduling, sampling, text).
@@ -113,10 +114,17 @@ class Row:
         seconds: Sequence[float],
         cost: Cost,
         at: Limits,
+        *,
+        tiles: bool = False,
     ) -> Row:
+        """tiles: operations of quantised weights were made in tile registers."""
         spread = Spread.of(seconds)
         time = spread.median
-        flops = (cost.int8_ops / at.int8_gflops + cost.float_ops / at.fma_gflops) / 1e9 / time
+        flops = (
+            (cost.int8_ops / (at.tile_gflops if tiles else at.int8_gflops) + cost.float_ops / at.fma_gflops)
+            / 1e9
+            / time
+        )
         bandwidth = cost.bytes / at.read_gb_per_s / 1e9 / time
         return cls(
             work=kind,

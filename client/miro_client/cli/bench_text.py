@@ -24,9 +24,10 @@ def heading(report: dict[str, Any]) -> Iterator[str]:
         yield f"compute {model['compute']}, KV cache {model['kv_dtype']}, context {context:,}"
         yield f"{machine['cpu']}: {machine['isa']}, {machine['threads']} threads of {machine['cpus']} CPUs"
         limits = report["limits"]
+        tiles = limits.get("tile_gflops", 0)
         yield (
             f"limits: read {limits['read_gb_per_s']:.1f} GB/s, float32 {limits['fma_gflops']:,.0f} GFLOP/s, "
-            f"int8 {limits['int8_gflops']:,.0f} GFLOP/s"
+            f"int8 {limits['int8_gflops']:,.0f} GFLOP/s" + (f", tiles {tiles:,.0f} GFLOP/s" if tiles else "")
         )
     if (compared := report.get("compare")) is not None:
         yield f"earlier: miro {compared['miro']}; ratio: now / earlier"

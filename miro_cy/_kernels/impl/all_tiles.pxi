@@ -16,6 +16,8 @@ include "kv_tile.pxi"
 include "attention.pxi"
 include "logits.pxi"
 include "probe.pxi"
+include "probe_tile.pxi"
 include "table.pxi"
 
 TABLE.matmul_f32 = matmul_f32_or_split
+TABLE.probe_tile = probe_tile

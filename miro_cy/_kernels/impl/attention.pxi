@@ -303,7 +303,7 @@ cdef void quantise_output(
     const AttentionItem* it, const float* out, Py_ssize_t ldo, Py_ssize_t token, Py_ssize_t m,
     const Activations* quantised,
 ) noexcept nogil:
-    """The item's part of out, its first row being `token` of m, rounded: nobody else writes those rows of those blocks."""
+    """The item's part of out, its first row `token` of m, rounded: nobody else writes those rows of those blocks."""
     cdef int width = it.group * it.kv.head_dim, b
     cdef Py_ssize_t t, nb = it.p.n_heads * it.kv.head_dim // QBLOCK
     MIRO_ASSERT(width % QBLOCK == 0)

@@ -1,9 +1,9 @@
 # y = x W^T with bfloat16 activations in tile registers: two panels of weights against up to two tiles of 16 rows.
 #
-# A sum is one chain over blocks of 32 k, in ascending order, continued from y between runs; within a block the order is
-# the instruction's (include/tiles.h). One row and many go through the same instructions, so a row's bits depend on
-# neither row count nor tile. Weights are opened as they are met. When there are more rows than two tiles, what was opened
-# for the first two is kept for the others.
+# A sum is one chain over blocks of 32 k, in ascending order, continued from y between runs; within a block the order
+# is the instruction's (include/tiles.h). One row and many go through the same instructions, so a row's bits depend on
+# neither row count nor tile. Weights are opened as they are met. When there are more rows than two tiles, what was
+# opened for the first two is kept for the others.
 
 cdef enum:
     RUN_BLOCKS = 64         # most 32-k blocks of a run, when what was opened is kept

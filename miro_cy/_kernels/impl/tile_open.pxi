@@ -1,8 +1,8 @@
 # Opening quantised weights for tiles: a block of 32 k of a panel becomes 16 pairs of k x 16 outputs of bfloat16.
 #
-# It is done in float16, 32 lanes at once: (q - zero) is exact, times the scale and plus the minimum is one rounding to 11
-# bits, and cutting three of them off makes bfloat16 of it (Micikevicius et al. 2018 for the formats). Scales are
-# multiplied by 2**exponent of their panel first, so that neither large nor small weights leave float16's range.
+# It is done in float16, 32 lanes at once: (q - zero) is exact, times the scale and plus the minimum is one rounding to
+# 11 bits, and cutting three of them off makes bfloat16 of it. Scales are multiplied by 2**exponent of their panel
+# first, so that neither large nor small weights leave float16's range.
 
 cdef enum:
     OPEN_TILE = 1024        # bytes of one opened block of a panel
