@@ -76,16 +76,19 @@ def dequantise(raw: Bytes, kind: str, n: int, k: int) -> F32:
     return (d * q if m is None else d * q + m).reshape(n, k)
 
 
-def parts(raw: Bytes, kind: str, n: int, k: int) -> tuple[F32, F32, F32 | None, float]:
-    """Weights are d * q, plus m in formats that have it: q, d, m [n, k], and d times what no weight exceeds, less m.
+def parts(raw: Bytes, kind: str, n: int, k: int) -> tuple[F32, F32, F32 | None, F32]:
+    """Weights are d * q, plus m in formats that have it: q, d, m [n, k], and what no |d * q| of a row exceeds [n].
 
     d is that of the format's own scale and a sub-scale together; the limit takes the largest sub-scale there can be.
     """
     size, block, take_apart = _QUANTISED[kind]
-    q, d, m = take_apart(raw.reshape(-1, size))
+    blocks = raw.reshape(-1, size)
+    q, d, m = take_apart(blocks)
+    largest = _halves(blocks[:, 208:210]) * np.float32(128) if kind == "Q6_K" else d
+    most = {"Q8_0": 128, "Q4_0": 15, "Q4_1": 15, "Q6_K": 32}[kind]
+    limit = np.abs(largest).reshape(n, -1).max(axis=1) * np.float32(most)
     whole = [np.broadcast_to(a, (a.shape[0], block)).reshape(n, k) for a in (q, d) + (() if m is None else (m,))]
-    most = {"Q8_0": 128.0, "Q4_0": 15.0, "Q4_1": 15.0, "Q6_K": 32.0}[kind]
-    return whole[0], whole[1], None if m is None else whole[2], most
+    return whole[0], whole[1], None if m is None else whole[2], limit
 
 
 def to_int8(x: F32) -> tuple[NDArray[np.int8], F32]:

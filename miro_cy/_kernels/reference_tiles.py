@@ -27,22 +27,27 @@ def rounded(x: F32) -> F32:
     return (bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
-def exponents(d: F32, m: F32 | None, most: float) -> NDArray[np.int64]:
-    """[n] the power of two that each row's weights are opened times: of its panel of 16 rows."""
-    out = np.empty(d.shape[0], np.int64)
-    for p in range(0, d.shape[0], 16):
-        top = float(np.abs(d[p : p + 16]).max()) * most + (0.0 if m is None else float(np.abs(m[p : p + 16]).max()))
-        ordinary = 0.002 <= np.float32(top) <= 15 or not 0 < top < np.inf
-        out[p : p + 16] = EXPONENT if ordinary else min(15 - int(np.frexp(np.float32(top))[1]), 15)
+def exponents(limit: F32, m: F32 | None) -> NDArray[np.int64]:
+    """[n] the power of two that each row's weights are opened times: of its panel of 16 rows.
+
+    limit [n], m [n, k]: as `parts` gives them. What is not finite becomes a factor of infinity afterwards.
+    """
+    out = np.full(limit.shape[0], EXPONENT, np.int64)
+    for p in range(0, limit.shape[0], 16):
+        top = np.float32(limit[p : p + 16].max() + (0 if m is None else np.abs(m[p : p + 16]).max()))
+        if not top < np.inf:
+            out[p : p + 16] = EXPONENT - 128
+        elif top > 0 and not np.float32(0.002) <= top <= 15:
+            out[p : p + 16] = min(15 - int(np.frexp(top)[1]), 15)
     return out
 
 
 def opened(raw: Bytes, kind: str, n: int, k: int) -> tuple[F32, NDArray[np.int64]]:
     """Weights [n, k] as the tiles hold them, 2**(exponent - 112) times as large as they are, and exponents [n]."""
-    q, d, m, most = parts(raw, kind, n, k)
-    exponent = exponents(d, m, most)
+    q, d, m, limit = parts(raw, kind, n, k)
+    exponent = exponents(limit, m)
     power = 2.0 ** exponent[:, None]
-    scale = (d.astype(np.float16) * power).astype(np.float16).astype(np.float64)
+    scale = (d * power).astype(np.float16).astype(np.float64)
     value = q.astype(np.float64) * scale
     if m is not None:
         middle = (8 * scale + (m * power).astype(np.float16).astype(np.float64)).astype(np.float16)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
+from miro_cy._kernels import select
 from miro_cy.native import build_mode
 
 
@@ -60,12 +61,20 @@ SPILLS = {
     },
 }
 #: The same, most of an innermost loop of the float tiles: on v3, 1 row by 4 panels and 3 rows by 2 need 17 registers.
-FLOAT_SPILLS = {"v4_vnni": 0, "v4": 0, "v3": 4}
+FLOAT_SPILLS = {"v4_amx": 0, "v4_vnni": 0, "v4": 0, "v3": 4}
+#: Functions that open weights in float16 vectors and multiply them in tile registers -> whether table lookups do it.
+OPENING = {"tile_nibbles": True, "tile_nibbles_min": True, "tile_bytes": False, "tile_plane": False}
+#: One that multiplies by what is open. Tile products of each: a block by two panels, for one tile of rows and for two.
+OPENED_TILES = "tile_opened"
+TILE_PRODUCTS = [2, 4]
+PAIRS = 16  # vectors of weights that a block of a panel is opened into
 
 FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
 JUMP = re.compile(r"^j\w+ +([0-9a-f]+) <")
 SCALAR = re.compile(r"^(imul|v?mulss|vfn?m(add|sub)\d+ss|v?pmulld|v?pmullw) ")
 FMA = re.compile(r"^vfmadd\d+ps ")
+HALF_PRODUCT = re.compile(r"^(vmul|vfmadd\d+)ph .*%zmm")
+VECTOR_STORE = re.compile(r"^vmov\w+ +%[xyz]mm\d+,.*\(")
 
 Body = list[tuple[int, str]]
 
@@ -116,6 +125,10 @@ def stack_accesses(loop: list[str], body: Body, register: str) -> int:
     return sum(bool(slot.search(text)) and f"%{register}" in text and "broadcast" not in text for text in loop)
 
 
+def register_of(level: str) -> str:
+    return "ymm" if level == "v3" else "zmm"
+
+
 def dot_loops(body: Body, level: Level) -> list[list[str]]:
     return [loop for loop in innermost_loops(body) if any(text.startswith(level.dot) for text in loop)]
 
@@ -131,6 +144,24 @@ def check_int_tile(body: Body, level: Level, outputs: int) -> None:
         assert not [text for text in loop if SCALAR.match(text)]
     fused = [text for _, text in body if FMA.match(text) and f"%{level.register}" in text]
     assert len(fused) >= 2 * outputs * level.vectors, "scales are not multiplied in whole vectors"
+
+
+def check_opening_tile(body: Body, lookups: bool) -> None:
+    """The innermost loop opens a block of a panel in whole vectors of float16, for products of tiles."""
+    assert sum(text.startswith("tdpbf16ps") for _, text in body) == sum(TILE_PRODUCTS)
+    loops = [loop for loop in innermost_loops(body) if sum(bool(HALF_PRODUCT.match(text)) for text in loop) >= PAIRS]
+    assert loops, "no loop of float16 products"
+    for loop in loops:
+        assert sum(bool(VECTOR_STORE.match(text)) and "%zmm" in text for text in loop) == PAIRS
+        assert sum(text.startswith("vpermw") for text in loop) >= (PAIRS if lookups else 1)
+        assert not [text for text in loop if re.match(r"v(mul|fmadd\d+)s[hs] ", text)]
+
+
+def check_opened_tile(body: Body) -> None:
+    """Each loop is loads and products of tiles, and nothing goes through a vector."""
+    loops = [[text for text in loop if text.startswith("tdpbf16ps")] for loop in innermost_loops(body)]
+    assert sorted(len(loop) for loop in loops if loop) == TILE_PRODUCTS
+    assert not [text for _, text in body if re.search(r"%[xyz]mm", text)]
 
 
 def float_loops(path: Path, name: str) -> list[tuple[list[str], Body]]:
@@ -159,17 +190,17 @@ def test_integer_tiles_multiply_vectors_of_bytes(name):
         check_int_tile(found[tile], level, outputs)
 
 
-@pytest.mark.parametrize("name", LEVELS)
+@pytest.mark.parametrize("name", FLOAT_SPILLS)
 def test_float_tiles_fuse_whole_vectors(name):
-    path, level = module_path(name), LEVELS[name]
+    path, register = module_path(name), register_of(name)
     sizes = []
     for loop, _ in float_loops(path, name):
-        fused = [text for text in loop if FMA.match(text) and f"%{level.register}" in text]
+        fused = [text for text in loop if FMA.match(text) and f"%{register}" in text]
         assert not [text for text in loop if SCALAR.match(text)]
         sizes.append(len(fused))
     # the largest tiles (6 rows by 4 panels, or 6 rows of two vectors): of the matmul for float32, float16 and bfloat16,
     # of attention for the three kinds of cache
-    assert sizes.count(24 if level.vectors == 1 else 12) >= 6, sizes
+    assert sizes.count(24 if register == "zmm" else 12) >= 6, sizes
 
 
 @pytest.mark.parametrize("name", LEVELS)
@@ -184,12 +215,46 @@ def test_integer_tiles_spill_no_more_than_known(name):
     assert {tile: n for tile, n in spills.items() if n > SPILLS[name].get(tile, 0)} == {}
 
 
-@pytest.mark.parametrize("name", LEVELS)
+@pytest.mark.parametrize("name", FLOAT_SPILLS)
 def test_float_tiles_spill_no_more_than_known(name):
-    path, level = module_path(name), LEVELS[name]
+    path = module_path(name)
     skip_other_compilers(path)
-    spills = [stack_accesses(loop, body, level.register) for loop, body in float_loops(path, name)]
+    spills = [stack_accesses(loop, body, register_of(name)) for loop, body in float_loops(path, name)]
     assert max(spills) <= FLOAT_SPILLS[name]
+
+
+@pytest.mark.parametrize("tile", OPENING)
+def test_weights_are_opened_in_vectors_and_multiplied_in_tiles(tile):
+    found = functions(module_path(select.TILES), select.TILES)
+    assert tile in found, f"no function {tile}"
+    check_opening_tile(found[tile], OPENING[tile])
+
+
+def test_open_weights_go_from_memory_into_tiles():
+    check_opened_tile(functions(module_path(select.TILES), select.TILES)[OPENED_TILES])
+
+
+def test_tile_registers_cost_no_spills():
+    path = module_path(select.TILES)
+    skip_other_compilers(path)
+    found = functions(path, select.TILES)
+    spills = {
+        tile: stack_accesses([text for _, text in found[tile]], found[tile], "zmm") for tile in [*OPENING, OPENED_TILES]
+    }
+    assert not any(spills.values()), spills
+
+
+def test_other_matmuls_are_not_taken_for_tiles():
+    body = functions(module_path("v4_vnni"), "v4_vnni")["nibbles_4"]
+    with pytest.raises(AssertionError):
+        check_opening_tile(body, lookups=True)
+    with pytest.raises(AssertionError):
+        check_opened_tile(body)
+    amx = functions(module_path(select.TILES), select.TILES)
+    with pytest.raises(AssertionError, match="no loop of float16 products"):
+        check_opening_tile(amx[OPENED_TILES], lookups=True)
+    with pytest.raises(AssertionError):
+        check_opened_tile(amx["tile_nibbles"])
 
 
 def test_scalar_loops_would_be_noticed():

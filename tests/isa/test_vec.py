@@ -1,6 +1,7 @@
 """include/vec.h at each instruction-set level: all of its primitives against plain C, in a program of their own.
 
-Levels of this machine run as they are; those of ARM, elsewhere, under emulation.
+Levels of this machine run as they are; those of ARM, elsewhere, under emulation. include/tiles.h has another program,
+at the only level that has tile registers.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ BODIES = {
     "v3": "avx2: 8 lanes",
     "v4": "avx512: 16 lanes",
     "v4_vnni": "avx512vnni: 16 lanes",
+    "v4_amx": "avx512vnni: 16 lanes",
     "dotprod": "dotprod: 4 lanes",
 }
 CROSS = "aarch64-linux-gnu-gcc"
 EMULATOR = "qemu-aarch64"
 
 
-def compiled(build: Any, compiler: str, flags: list[str], folder: Path) -> Path:
-    program = folder / "vec_check"
+def compiled(build: Any, compiler: str, flags: list[str], folder: Path, name: str = "vec_check") -> Path:
+    program = folder / name
     command = [compiler, *build.flags, *flags, "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", f"-I{INCLUDE}"]
-    command += [str(HERE / "vec_check.c"), "-o", str(program), "-lm"]
+    command += [str(HERE / f"{name}.c"), "-o", str(program), "-lm"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return program
@@ -49,7 +51,7 @@ def check(command: list[str], body: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "level", ["generic", *(["v2", "v3", "v4", "v4_vnni"] if X86 else []), *(["dotprod"] if ARM else [])]
+    "level", ["generic", *(["v2", "v3", "v4", "v4_vnni", "v4_amx"] if X86 else []), *(["dotprod"] if ARM else [])]
 )
 def test_primitives_equal_plain_c(build, level, tmp_path):
     if level not in build.levels:
@@ -58,6 +60,16 @@ def test_primitives_equal_plain_c(build, level, tmp_path):
     if level not in select.available():
         pytest.skip(f"compiled, but this machine cannot run {level}")
     check([str(program)], BODIES[level])
+
+
+def test_tiles_equal_plain_c(build, tmp_path):
+    """The program asks for tile registers by itself, after all that needs none."""
+    if select.TILES not in build.levels:
+        pytest.skip(f"the compiler, or this kind of build, has no {select.TILES}")
+    program = compiled(build, build.compiler, build.levels[select.TILES], tmp_path, "tiles_check")
+    if select.TILES not in select.available():
+        pytest.skip("compiled, but this machine has no tile registers")
+    check([str(program)], "tiles")
 
 
 @pytest.mark.skipif(ARM, reason="this machine runs the ARM levels itself")

@@ -83,7 +83,7 @@ cdef inline void open_pair(const int fmt, const TileRun* t, Py_ssize_t b, uint8_
         if fmt != PLANE:
             for j in range(9 if fmt == BYTES else 5):
                 mi_prefetch_l2(w + t.ahead + 64 * j)
-        open_block(fmt, w, t.scale + (p * PLANE_BLOCKS + b) * 2 * PANEL, vh_set1(t.power[p]), out + p * OPEN_TILE)
+        open_block(fmt, w, t.scale + (p * PLANE_BLOCKS + b) * 2 * PANEL, t.power[p], out + p * OPEN_TILE)
 
 
 cdef inline void open_and_multiply(const int fmt, const TileRun* t) noexcept nogil:

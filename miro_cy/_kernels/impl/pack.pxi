@@ -136,20 +136,19 @@ cdef void pack_q6_k(
                 memcpy(out + 3328 + i * 2, block + 208, 2)
 
 
-cdef inline float largest_half(const uint8_t* src, float top) noexcept nogil:
-    """The largest magnitude of 16 IEEE halves, or top."""
-    cdef float d[PANEL]
+cdef inline int largest_half(const uint8_t* src, int top) noexcept nogil:
+    """The bits of the largest magnitude of 16 IEEE halves, or top; those of infinity and NaN are larger than all."""
+    cdef const uint16_t* half = <const uint16_t*>src
     cdef int i
-    load_halves(src, d)
     for i in range(PANEL):
-        d[i] = fabsf(d[i])
-        top = d[i] if d[i] > top else top
+        top = max(top, half[i] & 0x7fff)
     return top
 
 
 cdef float largest_weight(const PackedMatrix* w, const uint8_t* panel) noexcept nogil:
-    """What no weight of a quantised panel exceeds in magnitude."""
-    cdef float d = 0, m = 0
+    """What no weight of a quantised panel exceeds in magnitude; not finite where one of its scales is not."""
+    cdef int d = 0, m = 0
+    cdef float scale
     cdef Py_ssize_t b, scales = 512 if w.layout == LAYOUT_Q8 else 256
     cdef Py_ssize_t super_scales = 8 * (256 + 64 * w.high_bits) + 256 // w.group * PANEL
     for b in range(w.k // w.block):
@@ -160,9 +159,10 @@ cdef float largest_weight(const PackedMatrix* w, const uint8_t* panel) noexcept 
             if w.has_min:
                 m = largest_half(panel + scales + 2 * PANEL, m)
         panel += w.block_bytes
+    scale = mi_f16_to_f32(<uint16_t>d)
     if w.block == 256:
-        return d * <float>(128 * 32)
-    return d * <float>128 if w.layout == LAYOUT_Q8 else d * <float>15 + m
+        return scale * <float>(128 * 32)
+    return scale * <float>128 if w.layout == LAYOUT_Q8 else scale * <float>15 + mi_f16_to_f32(<uint16_t>m)
 
 
 cdef void scan(PackedMatrix* w, const uint8_t* src, int8_t* exponent, Py_ssize_t p0, Py_ssize_t p1) noexcept nogil:
@@ -172,8 +172,11 @@ cdef void scan(PackedMatrix* w, const uint8_t* src, int8_t* exponent, Py_ssize_t
     for p in range(p0, p1):
         top = largest_weight(w, src + p * w.panel_bytes)
         e = EXPONENT
-        if not <float>0.002 <= top <= <float>15:
+        if not top < INFINITY:
+            # bfloat16 of 2**-112 times as much cannot say so: the sums are multiplied by infinity instead
+            e = EXPONENT - 128
+        elif not <float>0.002 <= top <= <float>15 and top > 0:
             # the next power of two becomes 2**15; a half's own range ends a shift at 2**15
             frexpf(top, &e)
-            e = min(15 - e, 15) if 0 < top < INFINITY else EXPONENT
+            e = min(15 - e, 15)
         exponent[p] = <int8_t>e

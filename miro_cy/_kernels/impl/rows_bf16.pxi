@@ -8,7 +8,7 @@ cdef extern from "tiles.h" nogil:
     vh vh_set1(float x)
     vh vh_fma(vh a, vh b, vh c)
     vh vh_pairs_of_halves(const void* p)
-    vh vh_pairs_of_floats(const float* p)
+    vh vh_pairs_of_floats(const float* p, float factor)
     vh vh_nibbles(vi x, int shift)
     vh vh_bytes(vi x, int shift, float zero)
     void vh_store_cut(void* p, vh v)

@@ -45,13 +45,13 @@ cdef inline void open_bytes(const uint8_t* w, vh power, uint8_t* out) noexcept n
         vh_store_cut(out + 64 * pair_of(q, 1), vh_bytes(x, 8, 128) * d)
 
 
-cdef inline void open_plane(const uint8_t* w, const float* scale, vh power, uint8_t* out) noexcept nogil:
+cdef inline void open_plane(const uint8_t* w, const float* scale, float power, uint8_t* out) noexcept nogil:
     """32 k of a byte plane with scales of each 16 [2][16]."""
     cdef vh d
     cdef vi x
     cdef int q, h
     for h in range(2):
-        d = vh_pairs_of_floats(scale + h * PANEL) * power
+        d = vh_pairs_of_floats(scale + h * PANEL, power)
         for q in range(4 * h, 4 * h + 4):
             x = vi_load(w + 64 * q)
             vh_store_cut(out + 64 * pair_of(q, 0), vh_bytes(x, 0, 32) * d)
@@ -59,11 +59,11 @@ cdef inline void open_plane(const uint8_t* w, const float* scale, vh power, uint
 
 
 cdef inline void open_block(
-    const int fmt, const uint8_t* w, const float* scale, vh power, uint8_t* out,
+    const int fmt, const uint8_t* w, const float* scale, float power, uint8_t* out,
 ) noexcept nogil:
     if fmt == BYTES:
-        open_bytes(w, power, out)
+        open_bytes(w, vh_set1(power), out)
     elif fmt == PLANE:
         open_plane(w, scale, power, out)
     else:
-        open_nibbles(fmt, w, power, out)
+        open_nibbles(fmt, w, vh_set1(power), out)

@@ -58,8 +58,10 @@ MI_INLINE vh vh_pairs(__m256i halves) {
     return (vh)_mm512_permutexvar_epi16((__m512i)twice, _mm512_castsi256_si512(halves));
 }
 MI_INLINE vh vh_pairs_of_halves(const void *p) { return vh_pairs(_mm256_loadu_si256((const __m256i *)p)); }
-MI_INLINE vh vh_pairs_of_floats(const float *p) {
-    return vh_pairs(_mm512_cvtps_ph(_mm512_loadu_ps(p), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+/* floats may be out of float16's range before they are multiplied */
+MI_INLINE vh vh_pairs_of_floats(const float *p, float factor) {
+    __m512 scaled = (__m512)(vf_load(p) * vf_set1(factor));
+    return vh_pairs(_mm512_cvtps_ph(scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
 /* The nibble at bit `shift` of each 16 bits, less 8: a permutation reads five bits of its index, so the table has all
