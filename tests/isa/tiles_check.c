@@ -235,7 +235,7 @@ static void check_tiles(void) {
             for (int i = 0; i < 16; i++)
                 for (int o = 0; o < COLUMNS; o++) before[t][i][o] = (float)(int32_t)random32() * 4.6566129e-10f;
         memcpy(after, before, sizeof after);
-        mi_tiles_shape(a, b, 0);
+        mi_tiles_shape(a, b);
         long ld = COLUMNS * sizeof(float);
         mi_tile_load(0, after[0], ld);
         mi_tile_load(1, after[1], ld);
@@ -261,36 +261,6 @@ static void check_tiles(void) {
     }
 }
 
-/* Of activations in three pieces: they have the rows of the sums, all of them. */
-static void check_split_shape(void) {
-    static uint16_t x[3][16][32], w[16][16][2];
-    static float sums[16][COLUMNS], before[16][COLUMNS];
-    for (int a = 1; a <= 16; a++) {
-        for (int i = 0; i < 16; i++)
-            for (int j = 0; j < 32; j++) {
-                for (int t = 0; t < 3; t++) x[t][i][j] = random_bf16(1);
-                w[i][j / 2][j % 2] = random_bf16(1);
-            }
-        memset(sums, 0, sizeof sums);
-        mi_tiles_shape(a, 0, 1);
-        mi_tile_zero(0);
-        mi_tile_load(6, w, 64);
-        mi_tile_load(2, x[0], 64);
-        mi_tile_load(3, x[1], 64);
-        mi_tile_load(4, x[2], 64);
-        mi_tile_dot(0, 2, 6);
-        mi_tile_dot(0, 3, 6);
-        mi_tile_dot(0, 4, 6);
-        mi_tile_store(0, sums, COLUMNS * sizeof(float));
-        mi_tiles_release();
-        memset(before, 0, sizeof before);
-        for (int t = 0; t < 2; t++)
-            for (int i = 0; i < a; i++)
-                for (int o = 0; o < 16; o++) before[i][o] = plain_tile_dot(before[i][o], x[t][i], w, o);
-        same_sums("tile of pieces", a, x[2], w, before, sums);
-    }
-}
-
 int main(void) {
     check_nibbles_and_bytes();
     check_pairs();
@@ -303,7 +273,6 @@ int main(void) {
         return 2;
     }
     check_tiles();
-    check_split_shape();
     printf("tiles, %ld values\n", compared);
     return 0;
 }

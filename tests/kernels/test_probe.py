@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from miro_cy._kernels import probe, reference
+from miro_cy._kernels import probe, reference, select
 
 property_test = settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -67,6 +67,23 @@ def test_dot(seed, rounds, pieces, threads):
 def test_dot_does_not_overflow():
     w, x = np.full(4096, 15, np.uint8), np.full(32, 127, np.int8)
     assert (probe.dot(w, x, probe.MAX_DOT_ROUNDS)[0] == probe.MAX_DOT_ROUNDS * 32 * 4 * 15 * 127).all()
+
+
+@pytest.mark.skipif(select.TILES not in select.available(), reason="this machine has no tile registers")
+def test_tile():
+    """Small integers, so that every sum is exact: three of the four products go to sums of their own."""
+    rng = np.random.default_rng(3)
+    x, w = rng.integers(-4, 5, (16, 32)), rng.integers(-4, 5, (32, 16))
+    pairs = w.reshape(16, 2, 16).swapaxes(1, 2)  # [pair][output][2]
+    floats = [np.ascontiguousarray(a, np.float32) for a in (x, pairs)]
+    tiles = [(a.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(-1) for a in floats]
+    got, rate = probe.tile(*tiles, 5, 2, 2)
+    assert (got == 5 * (x @ w)).all()
+    assert math.isfinite(rate)
+    assert rate > 0
+    for bad in ((tiles[0][:1023], tiles[1], 1), (*tiles, 0), (*tiles, 1, 0), (*tiles, 1, 1, 0)):
+        with pytest.raises(ValueError, match="must"):
+            probe.tile(*bad)
 
 
 def test_what_does_not_fit_is_refused():

@@ -2,8 +2,8 @@
 #
 # x = x0 + x1 + x2 and w = w0 + w1 exactly (BF16: w = w0), each piece the upper 16 bits of what the ones before leave.
 # Of the products only x2 w1 is left out: it is below a float32's last bit. Products of pieces are exact, and a block of
-# 32 k adds all five in a fixed order to one sum, so a row's bits depend on neither row count nor tile (Henry et al. 2019,
-# "Leveraging the bfloat16 Artificial Intelligence Datatype for Higher-Precision Computations", for the splitting).
+# 32 k adds all five in a fixed order to one sum, so a row's bits depend on neither row count nor tile (the splitting:
+# Henry et al. 2019, "Leveraging the bfloat16 Artificial Intelligence Datatype for Higher-Precision Computations").
 
 cdef enum:
     SPLIT_RUN = 16          # 32-k blocks of a run, when what was opened is kept for more rows than PAIR_ROWS
