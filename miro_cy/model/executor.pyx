@@ -21,7 +21,7 @@ from miro_cy._kernels.select cimport table_of
 from miro_cy.batch cimport BatchView
 from miro_cy.model.step cimport (
     ATTENTION, ATTENTION_OUT, DOWN, EMBED, GATE_UP, MAX_LAYERS, N_PARTS, NORM, OUTPUT, QKV, ROPE, SWIGLU, Buffers,
-    Layer, matrix_of, mi_profile, mi_profile_begin, mi_profile_mark, scratch_of, set_weights, set_widths,
+    Layer, call_for, matrix_of, mi_profile, mi_profile_begin, mi_profile_mark, scratch_of, set_weights, set_widths,
 )
 from miro_cy.native cimport EXECUTORS, KV_BYTES, MIRO_INDEX, tally
 
@@ -249,7 +249,10 @@ cdef class CpuExecutor:
             self.attention_block(th, nth, &self.layers[i], &rows, delta, bias)
             delta = b.delta
             bias = self.layers[i].o_bias
-            self.ffn_block(th, nth, &self.layers[i], rows.n_tokens, delta, bias)
+            self.ffn_block(
+                th, nth, &self.layers[i], rows.n_tokens, delta, bias,
+                self.layers[i + 1].q if i + 1 < self.n_layers else self.output,
+            )
             bias = self.layers[i].down_bias
         if self.view.n_logits > 0:
             self.output_block(th, nth, &rows, bias)
@@ -304,6 +307,7 @@ cdef class CpuExecutor:
         self.multiply(th, nth, w.q, b.h, self.hidden, b.q, b.ld_q, m)
         self.multiply(th, nth, w.k, b.h, self.hidden, b.k, b.ld_kv, m)
         self.multiply(th, nth, w.v, b.h, self.hidden, b.v, b.ld_kv, m)
+        call_for(w.o, th, nth, m)
         self.meet(th, nth, QKV)
         self.table.rope(
             th, nth, rows, b.q, b.ld_q, self.n_heads, d, self.rope_dim, self.cos, self.sin, w.q_bias, w.q_norm,
@@ -324,12 +328,15 @@ cdef class CpuExecutor:
             self.table.quantise(th, nth, b.h, self.n_heads * d, m, self.n_heads * d, &b.a, False)
             self.meet(th, nth, ATTENTION)
         self.multiply(th, nth, w.o, b.h, self.n_heads * d, b.delta, b.ld_d, m)
+        call_for(w.gate, th, nth, m)
+        call_for(w.up, th, nth, m)
         self.meet(th, nth, ATTENTION_OUT)
 
     cdef void ffn_block(
         self, int th, int nth, const Layer* w, Py_ssize_t m, const float* delta, const float* bias,
+        const PackedMatrix* after,
     ) noexcept nogil:
-        """x += the attention's delta; delta = W_down swiglu(W_gate h, W_up h), h = norm(x)."""
+        """x += the attention's delta; delta = W_down swiglu(W_gate h, W_up h), h = norm(x). after: what comes next."""
         cdef Buffers* b = &self.b
         self.table.add_rmsnorm(th, nth, b.x, delta, b.ld_d, bias, w.ffn_norm, b.h, m, self.hidden, self.eps)
         if self.in_integers(w.gate) or self.in_integers(w.up):
@@ -339,10 +346,12 @@ cdef class CpuExecutor:
             self.table.swiglu_i8(
                 th, nth, w.gate, w.up, &b.a, w.gate_bias, w.up_bias, &b.f, m, self.scratch + th * self.scratch_floats,
             )
+            call_for(w.down, th, nth, m)
             self.meet(th, nth, GATE_UP)
             self.table.matmul_i8(
                 th, nth, w.down, &b.f, b.delta, b.ld_d, m, self.scratch + th * self.scratch_floats,
             )
+            call_for(after, th, nth, m)
             self.meet(th, nth, DOWN)
             return
         self.multiply(th, nth, w.gate, b.h, self.hidden, b.gate, b.ld_f, m)
@@ -351,8 +360,10 @@ cdef class CpuExecutor:
         self.table.swiglu(th, nth, b.gate, b.up, b.ld_f, w.gate_bias, w.up_bias, b.h, self.ffn, m, self.ffn)
         if self.in_integers(w.down):
             self.table.quantise(th, nth, b.h, self.ffn, m, self.ffn, &b.a, False)
+        call_for(w.down, th, nth, m)
         self.meet(th, nth, SWIGLU)
         self.multiply(th, nth, w.down, b.h, self.ffn, b.delta, b.ld_d, m)
+        call_for(after, th, nth, m)
         self.meet(th, nth, DOWN)
 
     cdef void output_block(self, int th, int nth, const BatchRows* rows, const float* bias) noexcept nogil:

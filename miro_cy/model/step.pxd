@@ -75,3 +75,4 @@ cdef const PackedMatrix* matrix_of(PackedWeights w)
 cdef dict set_weights(Layer* layer, dict matrices, dict vectors)
 cdef void set_widths(Buffers* b, spec)
 cdef Py_ssize_t scratch_of(int head_dim)
+cdef void call_for(const PackedMatrix* w, int th, int nth, Py_ssize_t m) noexcept nogil

@@ -8,6 +8,15 @@ from miro_cy._kernels.abi cimport (
 from miro_cy._kernels.weights cimport PackedWeights
 
 
+cdef extern from "vec.h" nogil:
+    void mi_prefetch_l2(const void* p)
+
+
+cdef enum:
+    FEW_TOKENS = 32         # of a step that waits for its weights
+    AHEAD = 16384           # bytes of the next matrix that such a step calls for before a barrier
+
+
 cdef const PackedMatrix* matrix_of(PackedWeights w):
     return &w.matrix
 
@@ -45,6 +54,19 @@ cdef void set_widths(Buffers* b, spec):
     b.ld_h = max(spec.hidden_size, spec.n_heads * spec.head_dim, spec.ffn_size)
     b.ld_q, b.ld_kv = padded(spec.n_heads * spec.head_dim), padded(spec.n_kv_heads * spec.head_dim)
     b.ld_d, b.ld_f, b.ld_v = padded(spec.hidden_size), padded(spec.ffn_size), padded(spec.vocab_size)
+
+
+cdef inline Py_ssize_t share_of_pairs(const PackedMatrix* w, int th, int nth) noexcept nogil:
+    """First panel of about the thread's share, which a matmul may cut off a panel earlier or later."""
+    return min(w.n_panels, 2 * ((w.n_panels + 1) // 2 * th // nth))
+
+
+cdef void call_for(const PackedMatrix* w, int th, int nth, Py_ssize_t m) noexcept nogil:
+    """Have memory busy with the thread's first panels of a matrix while a step of m tokens does something else."""
+    cdef Py_ssize_t first = share_of_pairs(w, th, nth), last = share_of_pairs(w, th + 1, nth), i
+    if m <= FEW_TOKENS:
+        for i in range(0, min(AHEAD, (last - first) * w.panel_bytes), 64):
+            mi_prefetch_l2(w.data + first * w.panel_bytes + i)
 
 
 cdef Py_ssize_t scratch_of(int head_dim):
