@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from miro_cy._kernels import select
 from miro_cy.native import build_mode
 
 MODEL_TIMEOUT_S = 300
@@ -42,6 +43,15 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
             item.add_marker("model")
         if item.get_closest_marker("model") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(MODEL_TIMEOUT_S))
+
+
+@pytest.fixture(params=["fast", "bf16"])
+def quantised_mode(request: pytest.FixtureRequest) -> str:
+    """Each compute mode in which activations are rounded for quantised weights; skips what the machine lacks."""
+    if request.param == "bf16" and not select.has_tiles():
+        pytest.skip("no tile registers (Intel AMX) here for compute bf16")
+    mode: str = request.param
+    return mode
 
 
 @pytest.fixture(scope="session")

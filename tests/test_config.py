@@ -15,7 +15,7 @@ GOOD: dict[str, list[Any]] = {
     "threads": [None, 1, 1024],
     "kv_memory": [None, "auto", 1, MAX_BYTES, "4GiB"],
     "kv_dtype": [None, "fp16", "fp32", "int8"],
-    "compute": [None, "fast", "exact"],
+    "compute": [None, "fast", "exact", "bf16"],
     "block_size": [16, 32, 64],
     "max_context": [None, 1, 2**24],
     "max_num_seqs": [1, 4096],
@@ -33,7 +33,7 @@ BAD: dict[str, list[Any]] = {
     "threads": [0, -1, 1025, 1.0, True, "2"],
     "kv_memory": [0, -1, MAX_BYTES + 1, 1.5, True, "", "4 GB of it", "-1", "1e9", "4PiB", b"1", "9" * 400, []],
     "kv_dtype": ["fp8", "", 16, True, "FP16"],
-    "compute": ["slow", "", 1, False],
+    "compute": ["slow", "", 1, False, "bfloat16", "BF16"],
     "block_size": [0, 8, 17, 128, 32.0, "32", None, True, []],
     "max_context": [0, -5, 2**24 + 1, 512.0, True],
     "max_num_seqs": [0, 4097, None, True],
@@ -102,8 +102,9 @@ def test_exact_excludes_all_but_fp32_kv() -> None:
             EngineConfig(compute="exact", kv_dtype=narrow)
         assert caught.value.field == "kv_dtype"
         assert EngineConfig(compute="fast", kv_dtype=narrow).kv_dtype == narrow
-    assert EngineConfig(compute="exact", kv_dtype="fp32").kv_dtype == "fp32"
-    assert EngineConfig(compute="fast", kv_dtype="fp32").kv_dtype == "fp32"
+        assert EngineConfig(compute="bf16", kv_dtype=narrow).kv_dtype == narrow
+    for compute in ("exact", "fast", "bf16"):
+        assert EngineConfig(compute=compute, kv_dtype="fp32").kv_dtype == "fp32"
 
 
 def test_overrides_win_over_a_base() -> None:

@@ -40,6 +40,15 @@ def test_options_reach_the_engine(runner: CliRunner, engine: Any) -> None:
     assert overrides | {"threads": 2, "compute": "exact", "max_context": 128} == overrides
 
 
+@pytest.mark.parametrize("mode", ["fast", "exact", "bf16"])
+def test_every_compute_mode_reaches_the_engine(runner: CliRunner, engine: Any, mode: str) -> None:
+    assert runner.invoke(main, ["run", "--compute", mode, "x"]).exit_code == 0
+    assert engine.loaded[1]["compute"] == mode
+    refused = runner.invoke(main, ["run", "--compute", mode.upper(), "x"])
+    assert refused.exit_code == 2
+    assert "'fast', 'exact', 'bf16'" in refused.stderr
+
+
 @pytest.mark.parametrize("arguments", [["run"], ["run", "-"]])
 def test_prompt_from_standard_input(runner: CliRunner, engine: Any, arguments: list[str]) -> None:
     assert runner.invoke(main, [*arguments, "--raw"], input="naïve\n\n".encode()).exit_code == 0

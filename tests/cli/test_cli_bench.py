@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from miro_client.cli import main
 from miro_client.cli.console import Progress
 from miro_cy import Engine
+from miro_cy._kernels import select
 from miro_cy.tools import limits, steps
 from miro_worker import Worker
 
@@ -89,6 +90,20 @@ def test_options_reach_the_engine(runner: CliRunner) -> None:
     report = json.loads(runner.invoke(main, ["bench", FAST, *QUICK, *options, "--json"]).stdout)
     assert (report["model"]["compute"], report["model"]["kv_dtype"]) == ("exact", "fp32")
     assert (report["settings"]["context"], report["machine"]["threads"]) == (64, 2)
+
+
+def test_compute_mode_in_tiles(runner: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reported as what it is, or refused before any work where the machine has no tile registers."""
+    asked = ["bench", FAST, *QUICK, "--compute", "bf16"]
+    if select.has_tiles():
+        report = json.loads(runner.invoke(main, [*asked, "--json"]).stdout)
+        assert (report["model"]["compute"], report["model"]["kv_dtype"]) == ("bf16", "fp16")
+        assert report["machine"]["isa"] == select.TILES
+        assert "compute bf16, KV cache fp16" in runner.invoke(main, asked).stdout
+    monkeypatch.setattr("miro_cy.loading.has_tiles", lambda: False)
+    result = runner.invoke(main, asked)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "needs tile registers" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -162,17 +162,18 @@ def test_promise_batch_invariance_resumed_anywhere(load, golden, alone):
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp16", "fp32", "int8"])
-def test_promise_batch_invariance_of_quantised_weights(load, golden, kv_dtype):
+def test_promise_batch_invariance_of_quantised_weights(load, golden, quantised_mode, kv_dtype):
     path = golden("llama").parents[2] / "gguf" / "Q4_1.gguf"
-    base = {**BASE, "kv_dtype": kv_dtype}
+    base = {**BASE, "compute": quantised_mode, "kv_dtype": kv_dtype}
     probe = load(path, **base)
-    assert "fast" in probe.fingerprint
+    assert f"-{quantised_mode}-" in probe.fingerprint
     prompts, params = make_requests(probe.vocab_size, longest=90)
     expected = [probe.generate(*pair) for pair in zip(prompts, params, strict=True)]
     block = probe._parts.spec.kv_bytes_per_token(kv_dtype) * 16
     for settings in (
         {"kv_memory": "64MiB"},
         {"max_step_tokens": 7, "threads": 2},
+        {"kv_memory": "64MiB", "max_num_seqs": 3},
         {"block_size": 16, "kv_memory": 9 * block},
     ):
         engine = load(path, **{**base, **settings})
@@ -181,10 +182,10 @@ def test_promise_batch_invariance_of_quantised_weights(load, golden, kv_dtype):
     assert engine.stats()["preemptions"] > 0
 
 
-def test_promise_batch_invariance_of_a_real_model(load, smollm2_path):
-    """SmolLM2 in mode fast: three requests alone, then among sixteen at other settings, scored, and preempted."""
-    alone = load(smollm2_path, **BASE)
-    assert "fast" in alone.fingerprint
+def test_promise_batch_invariance_of_a_real_model(load, smollm2_path, quantised_mode):
+    """SmolLM2, activations rounded: three requests alone, then among sixteen at other settings, scored, preempted."""
+    base = {**BASE, "compute": quantised_mode}
+    alone = load(smollm2_path, **base)
     prompts, params = make_requests(alone.vocab_size, longest=50, max_tokens=42)
     texts = ["The capital of France is", "Once upon a time, in a village by the sea,", "def fibonacci(n):\n"]
     probes = [1, 5, 12]  # top_p, greedy, top_k
@@ -197,12 +198,12 @@ def test_promise_batch_invariance_of_a_real_model(load, smollm2_path):
         {"threads": 1, "kv_memory": "256MiB", "max_step_tokens": 7, "block_size": 16},
         {"threads": 2, "kv_memory": "256MiB", "max_step_tokens": 512, "block_size": 64},
     ):
-        engine = load(smollm2_path, **{**BASE, **settings})
+        engine = load(smollm2_path, **{**base, **settings})
         together = engine.generate(prompts, params)
         assert_same([together[i] for i in probes], expected)
         for i, result in zip(probes, expected, strict=True):
             assert_scores_alike(engine, prompts[i], result)
         engine.close()
-    engine = load(smollm2_path, **{**BASE, "threads": 2, **small_pool(alone, 16, 6)})
+    engine = load(smollm2_path, **{**base, "threads": 2, **small_pool(alone, 16, 6)})
     assert_same(engine.generate([prompts[i] for i in probes], [params[i] for i in probes]), expected)
     assert engine.stats()["preemptions"] > 0

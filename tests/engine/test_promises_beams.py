@@ -43,10 +43,12 @@ def open_model(load, golden):
 
     def make(name, blocks=0, **settings):
         settings = {"threads": 1, **settings}
+        quantised = golden("llama").parents[2] / "gguf" / f"{name}.gguf"
+        path = quantised if name.isupper() else golden(name)
         if blocks:
-            per_token = load(golden(name), threads=1)._parts.spec.kv_bytes_per_token("fp32")
-            settings["kv_memory"] = per_token * settings["block_size"] * blocks
-        return load(golden(name), **settings)
+            parts = load(path, threads=1)._parts
+            settings["kv_memory"] = parts.spec.kv_bytes_per_token(parts.kv_dtype) * settings["block_size"] * blocks
+        return load(path, **settings)
 
     return make
 
@@ -140,16 +142,25 @@ def test_promise_batch_invariance_of_beams(open_model, from_scratch, is_whole, m
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_promise_batch_invariance_of_long_beams(open_model, schedule):
+    check_long_beams(open_model, "llama", None, schedule)
+
+
+@pytest.mark.parametrize("schedule", ["chunks-of-5", "2-threads", "tiny-of-32", "1-at-once"])
+def test_promise_batch_invariance_of_long_beams_of_quantised_weights(open_model, quantised_mode, schedule):
+    check_long_beams(open_model, "Q4_1", quantised_mode, schedule)
+
+
+def check_long_beams(open_model, name, mode, schedule):
     """Searches that grow by many blocks, several at once: those of a pool that is too small preempt each other."""
     params = [
         SamplingParams(beam_width=width, max_tokens=50 + width, ignore_eos=True, early_stopping="never", logprobs=1)
         for width in (2, 3, 5)
     ]
     prompts = [{"tokens": list(range(1 + width, 30 + 9 * width))} for width in range(3)]
-    roomy = open_model("llama", prefix_cache=False)
+    roomy = open_model(name, compute=mode, prefix_cache=False)
     expected = [[bits(c) for c in roomy.generate(*pair).choices] for pair in zip(prompts, params, strict=True)]
     settings, blocks = SCHEDULES[schedule]
-    engine = open_model("llama", blocks and blocks + 96 // settings["block_size"], **settings)
+    engine = open_model(name, blocks and blocks + 96 // settings["block_size"], compute=mode, **settings)
     results = engine.generate(prompts, params)
     assert [[bits(choice) for choice in result.choices] for result in results] == expected
     if schedule.startswith(("tiny", "too-small")):

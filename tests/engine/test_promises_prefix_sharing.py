@@ -11,6 +11,12 @@ from miro_cy.requests import Request
 GOLDEN = ["llama", "llama-odd", "llama3-rope"]
 BASE = {"threads": 1, "block_size": 16, "step_ms": 60_000}
 WAYS = [{"temperature": 0}, {"temperature": 0.9, "top_p": 0.9}, {"temperature": 1.0}]
+SETTINGS = [
+    {},
+    {"max_step_tokens": 7},
+    {"threads": 2, "block_size": 32},
+    {"block_size": 64, "max_step_tokens": 50, "max_num_seqs": 3},
+]
 
 
 def workload(vocab, count=18, seed=3):
@@ -60,8 +66,8 @@ def alone(model):
     """(prompts, parameters, what each gives alone without a prefix cache); computed once."""
 
     @cache
-    def compute(name):
-        with Engine.load(model(name), **BASE, prefix_cache=False) as engine:
+    def compute(name, mode=None):
+        with Engine.load(model(name), **BASE, compute=mode, prefix_cache=False) as engine:
             prompts, params = workload(engine.vocab_size)
             results = [engine.generate(*pair) for pair in zip(prompts, params, strict=True)]
             assert {result.usage.cached_tokens for result in results} == {0}
@@ -71,25 +77,25 @@ def alone(model):
     return compute
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"max_step_tokens": 7},
-        {"threads": 2, "block_size": 32},
-        {"block_size": 64, "max_step_tokens": 50, "max_num_seqs": 3},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("name", [*GOLDEN, "Q4_1"])
-def test_promise_batch_invariance_with_prefix_hits(load, model, alone, name, settings):
-    prompts, params, expected = alone(name)
-    engine = load(model(name), **{**BASE, "kv_memory": "32MiB", **settings})
+def check_hits(load, path, settings, requests):
+    prompts, params, expected = requests
+    engine = load(path, **{**BASE, "kv_memory": "32MiB", **settings})
     for turn in range(3):
         assert_same(engine.generate(prompts, params), expected)
         engine.check_integrity()
         assert engine.stats()["cached_tokens"] > 300 * turn
     assert_same([engine.generate(*pair) for pair in zip(prompts, params, strict=True)], expected)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("name", GOLDEN)
+def test_promise_batch_invariance_with_prefix_hits(load, model, alone, name, settings):
+    check_hits(load, model(name), settings, alone(name))
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_promise_batch_invariance_with_prefix_hits_of_quantised_weights(load, model, alone, quantised_mode, settings):
+    check_hits(load, model("Q4_1"), {**settings, "compute": quantised_mode}, alone("Q4_1", quantised_mode))
 
 
 @pytest.mark.parametrize("blocks", [10, 13, 18])
@@ -224,9 +230,10 @@ def test_a_step_that_fails_leaves_nothing_behind(load, golden, steer):
     assert (again.tokens, again.usage.cached_tokens) == (expected.tokens, 0)
 
 
-def test_promise_batch_invariance_with_prefix_hits_of_a_real_model(load, smollm2_path):
-    """SmolLM2 in mode fast: cold, warm, and in a pool that evicts and preempts."""
-    reference = load(smollm2_path, **{**BASE, "threads": 2}, prefix_cache=False)
+def test_promise_batch_invariance_with_prefix_hits_of_a_real_model(load, smollm2_path, quantised_mode):
+    """SmolLM2, activations rounded: cold, warm, and in a pool that evicts and preempts."""
+    base = {**BASE, "threads": 2, "compute": quantised_mode}
+    reference = load(smollm2_path, **base, prefix_cache=False)
     story = reference.tokenize(
         "Once upon a time, in a village by the sea, an old man mended nets and told stories. " * 3
     )
@@ -239,7 +246,7 @@ def test_promise_batch_invariance_with_prefix_hits_of_a_real_model(load, smollm2
     expected = reference.generate(prompts, params)
     roomy, tight = {"kv_memory": "128MiB"}, {"kv_memory": blocks_of(reference, 9), "max_step_tokens": 24}
     for settings in (roomy, tight):
-        engine = load(smollm2_path, **{**BASE, "threads": 2, **settings})
+        engine = load(smollm2_path, **{**base, **settings})
         for _ in range(2):
             assert_same(engine.generate(prompts, params), expected)
             engine.check_integrity()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from miro_cy import Engine, SamplingParams, loading
+from miro_cy._kernels import select
 from miro_cy.cache.block_table import BlockTables
 from miro_cy.model import hf_llama
 from miro_cy.model.spec import AttentionSpec
@@ -15,6 +16,7 @@ BASE = {"threads": 1, "block_size": 16, "step_ms": 60_000}
 WAYS = [{"temperature": 0}, {"temperature": 0.9, "top_p": 0.9}, {"temperature": 1.0}]
 #: Windows of the two layers; None: as the model's file has it.
 WINDOWS = {"mistral": None, "one-layer": (0, 40), "two-windows": (70, 24)}
+NEEDS_TILES = pytest.mark.skipif(not select.has_tiles(), reason="no tile registers (Intel AMX) here for compute bf16")
 SETTINGS = [
     {},
     {"max_step_tokens": 7},
@@ -85,7 +87,9 @@ def alone(path):
 
 
 def kv(kv_dtype):
-    """`exact`, which a float file is computed in, keeps its KV cache in float32."""
+    """`exact`, which a float file is computed in, keeps its KV cache in float32. "bf16": that mode, with fp16."""
+    if kv_dtype == "bf16":
+        return {"compute": "bf16", "kv_dtype": "fp16"}
     return {"compute": "exact" if kv_dtype == "fp32" else "fast", "kv_dtype": kv_dtype}
 
 
@@ -117,7 +121,7 @@ def test_the_window_makes_a_difference(path, load, alone, windows):
     assert sum(one.tokens != other.tokens for one, other in zip(expected, others, strict=True)) > len(prompts) // 2
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["fp32", "fp16", "int8", pytest.param("bf16", marks=NEEDS_TILES)])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("windows", WINDOWS, indirect=True)
 def test_promise_batch_invariance_with_windows(path, load, alone, steer, windows, settings, kv_dtype):

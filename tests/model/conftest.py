@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from miro_cy._kernels import select
 from miro_cy.batch import BatchView
+from miro_cy.config import Compute
 from miro_cy.formats.ggml_types import GGMLType
 from miro_cy.formats.safetensors import INDEX, SafetensorsFolder
 from miro_cy.model.executor import CpuExecutor
@@ -40,6 +41,12 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     select.use(request.param)
     yield request.param
     select.use(before)
+
+
+@pytest.fixture
+def mode_of_isa(isa: str) -> Compute:
+    """The compute mode in which a build multiplies quantised weights by rounded activations."""
+    return "bf16" if isa == select.TILES else "fast"
 
 
 @pytest.fixture(scope="session")

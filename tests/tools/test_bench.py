@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from miro_cy import Engine
-from miro_cy._kernels.select import active_isa
-from miro_cy.config import EngineConfig
+from miro_cy._kernels.select import TILES, active_isa, has_tiles
+from miro_cy.config import Compute, EngineConfig
 from miro_cy.errors import ConfigError, InternalError, ModelNotFound
 from miro_cy.inspect import inspect_model
 from miro_cy.memory import packed_bytes, rope_bytes, step_bytes
@@ -147,6 +147,22 @@ def test_settings_reach_the_engine(golden: Golden) -> None:
     assert (report.model.compute, report.model.kv_dtype, report.settings.context) == ("exact", "fp32", 64)
     assert report.rows[0].tokens == 63, "the default prompt leaves room for its first token"
     assert run_bench(golden(FAST), plan, threads=1, kv_dtype="fp32", max_context=64).model.kv_dtype == "fp32"
+
+
+@pytest.mark.parametrize("rows", [4, 5])
+def test_compute_is_what_an_engine_for_so_many_rows_does(golden: Golden, rows: int) -> None:
+    plan = BenchPlan(prompts=(), rows=(rows,), depths=(3,), tokens=2, repeat=1)
+    report = run_bench(golden(FAST), plan, threads=1, max_context=64)
+    tiles = rows == 5 and has_tiles()
+    assert report.model.compute == ("bf16" if tiles else "fast")
+    assert report.machine.isa == (TILES if tiles else active_isa())
+
+
+def test_compute_modes_that_round_can_be_asked_for(golden: Golden, quantised_mode: Compute) -> None:
+    plan = BenchPlan(prompts=(9,), rows=(2,), depths=(3,), tokens=2, repeat=1)
+    report = run_bench(golden(FAST), plan, threads=1, compute=quantised_mode, max_context=64)
+    assert (report.model.compute, report.model.kv_dtype) == (quantised_mode, "fp16")
+    assert all(math.isfinite(figure) and figure > 0 for figure in numbers(asdict(report.limits)))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from raw_client import DEADLINE_S
 
+from miro_client.errors import ConfigError
 from miro_worker.__main__ import main
 
 #: Replaces miro_cy.Engine, then runs the command.
@@ -118,6 +119,19 @@ def test_help_has_an_example_and_loads_no_engine():
     code = "import sys, miro_worker.__main__; print(sorted({'zmq', 'numpy', 'miro_cy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("mode", ["fast", "exact", "bf16"])
+def test_every_compute_mode_reaches_the_engine(monkeypatch, mode):
+    def load(path, **options):
+        assert (path, options) == ("m.gguf", {"compute": mode, "kv_memory": "auto"})
+        raise ConfigError("compute needs what is not there", field="compute")
+
+    monkeypatch.setattr("miro_cy.Engine.load", load)
+    done = CliRunner().invoke(main, ["--model", "m.gguf", "--compute", mode])
+    assert done.exit_code == 2
+    assert "compute needs what is not there" in done.stderr
+    assert CliRunner().invoke(main, ["--model", "m.gguf", "--compute", mode.title()]).exit_code == 2
 
 
 @pytest.mark.parametrize(
