@@ -307,7 +307,7 @@ cdef class CpuExecutor:
         self.multiply(th, nth, w.q, b.h, self.hidden, b.q, b.ld_q, m)
         self.multiply(th, nth, w.k, b.h, self.hidden, b.k, b.ld_kv, m)
         self.multiply(th, nth, w.v, b.h, self.hidden, b.v, b.ld_kv, m)
-        call_for(w.o, th, nth, m)
+        call_for(self.table, w.o, th, nth, m)
         self.meet(th, nth, QKV)
         self.table.rope(
             th, nth, rows, b.q, b.ld_q, self.n_heads, d, self.rope_dim, self.cos, self.sin, w.q_bias, w.q_norm,
@@ -328,8 +328,8 @@ cdef class CpuExecutor:
             self.table.quantise(th, nth, b.h, self.n_heads * d, m, self.n_heads * d, &b.a, False)
             self.meet(th, nth, ATTENTION)
         self.multiply(th, nth, w.o, b.h, self.n_heads * d, b.delta, b.ld_d, m)
-        call_for(w.gate, th, nth, m)
-        call_for(w.up, th, nth, m)
+        call_for(self.table, w.gate, th, nth, m)
+        call_for(self.table, w.up, th, nth, m)
         self.meet(th, nth, ATTENTION_OUT)
 
     cdef void ffn_block(
@@ -346,12 +346,12 @@ cdef class CpuExecutor:
             self.table.swiglu_i8(
                 th, nth, w.gate, w.up, &b.a, w.gate_bias, w.up_bias, &b.f, m, self.scratch + th * self.scratch_floats,
             )
-            call_for(w.down, th, nth, m)
+            call_for(self.table, w.down, th, nth, m)
             self.meet(th, nth, GATE_UP)
             self.table.matmul_i8(
                 th, nth, w.down, &b.f, b.delta, b.ld_d, m, self.scratch + th * self.scratch_floats,
             )
-            call_for(after, th, nth, m)
+            call_for(self.table, after, th, nth, m)
             self.meet(th, nth, DOWN)
             return
         self.multiply(th, nth, w.gate, b.h, self.hidden, b.gate, b.ld_f, m)
@@ -360,10 +360,10 @@ cdef class CpuExecutor:
         self.table.swiglu(th, nth, b.gate, b.up, b.ld_f, w.gate_bias, w.up_bias, b.h, self.ffn, m, self.ffn)
         if self.in_integers(w.down):
             self.table.quantise(th, nth, b.h, self.ffn, m, self.ffn, &b.a, False)
-        call_for(w.down, th, nth, m)
+        call_for(self.table, w.down, th, nth, m)
         self.meet(th, nth, SWIGLU)
         self.multiply(th, nth, w.down, b.h, self.ffn, b.delta, b.ld_d, m)
-        call_for(after, th, nth, m)
+        call_for(self.table, after, th, nth, m)
         self.meet(th, nth, DOWN)
 
     cdef void output_block(self, int th, int nth, const BatchRows* rows, const float* bias) noexcept nogil:

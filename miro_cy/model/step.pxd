@@ -1,6 +1,6 @@
 """What a step works on: a layer's weights, the activations of all its tokens, and the parts its time is booked to."""
 
-from miro_cy._kernels.abi cimport Activations, AttentionParams, KVCache, PackedMatrix
+from miro_cy._kernels.abi cimport Activations, AttentionParams, KernelTable, KVCache, PackedMatrix
 from miro_cy._kernels.weights cimport PackedWeights
 
 
@@ -75,4 +75,6 @@ cdef const PackedMatrix* matrix_of(PackedWeights w)
 cdef dict set_weights(Layer* layer, dict matrices, dict vectors)
 cdef void set_widths(Buffers* b, spec)
 cdef Py_ssize_t scratch_of(int head_dim)
-cdef void call_for(const PackedMatrix* w, int th, int nth, Py_ssize_t m) noexcept nogil
+cdef void call_for(
+    const KernelTable* table, const PackedMatrix* w, int th, int nth, Py_ssize_t m,
+) noexcept nogil

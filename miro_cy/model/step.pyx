@@ -3,7 +3,7 @@
 import numpy as np
 
 from miro_cy._kernels.abi cimport (
-    PANEL, PackedMatrix, activation_bytes, attention_scratch_floats, matmul_scratch_floats,
+    PANEL, KernelTable, PackedMatrix, activation_bytes, attention_scratch_floats, matmul_scratch_floats,
 )
 from miro_cy._kernels.weights cimport PackedWeights
 
@@ -61,10 +61,15 @@ cdef inline Py_ssize_t share_of_pairs(const PackedMatrix* w, int th, int nth) no
     return min(w.n_panels, 2 * ((w.n_panels + 1) // 2 * th // nth))
 
 
-cdef void call_for(const PackedMatrix* w, int th, int nth, Py_ssize_t m) noexcept nogil:
-    """Have memory busy with the thread's first panels of a matrix while a step of m tokens does something else."""
+cdef void call_for(
+    const KernelTable* table, const PackedMatrix* w, int th, int nth, Py_ssize_t m,
+) noexcept nogil:
+    """Have memory busy with the thread's first panels of a matrix while a step of m tokens does something else.
+
+    Measured to pay where opening weights for tiles takes as long as reading them, and nowhere else.
+    """
     cdef Py_ssize_t first = share_of_pairs(w, th, nth), last = share_of_pairs(w, th + 1, nth), i
-    if m <= FEW_TOKENS:
+    if table.tiles and m <= FEW_TOKENS:
         for i in range(0, min(AHEAD, (last - first) * w.panel_bytes), 64):
             mi_prefetch_l2(w.data + first * w.panel_bytes + i)
 
