@@ -23,7 +23,7 @@ from miro_cy.errors import ConfigError, ModelFormatError
 from miro_cy.formats.gguf import GGUFFile
 from miro_cy.hub import resolve
 from miro_cy.machine import available_memory, default_threads, trim_heap
-from miro_cy.memory import is_quantised, kv_blocks, room_for
+from miro_cy.memory import has_halves, is_quantised, kv_blocks, room_for
 from miro_cy.model.checkpoint import Checkpoint
 from miro_cy.model.executor import CpuExecutor
 from miro_cy.model.generation import GenerationDefaults
@@ -144,7 +144,7 @@ def _plan(checkpoint: Checkpoint, config: EngineConfig, threads: int, context: i
     room = room_for(
         checkpoint.spec, parts, config, kv_dtype, threads=threads, context=context, total=available_memory()
     )
-    tiles = compute == "bf16" or (compute == "exact" and tiles_pay(config))
+    tiles = compute == "bf16" or (compute == "exact" and has_halves(parts) and tiles_pay(config))
     return Plan(threads, context, compute, tiles, kv_dtype, kv_blocks(room, config, context))
 
 

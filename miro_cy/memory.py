@@ -132,6 +132,11 @@ def is_quantised(parts: Iterable[Part]) -> bool:
     return any(part.is_matrix and part.tensor.kind not in ("F32", "F16", "BF16") for part in parts)
 
 
+def has_halves(parts: Iterable[Part]) -> bool:
+    """Whether any matrix is stored in 16 bits a value."""
+    return any(part.is_matrix and part.tensor.kind in ("F16", "BF16") for part in parts)
+
+
 def _packed_bytes(part: Part) -> int:
     if part.is_matrix and part.tensor.kind in FORMATS:
         return packed_nbytes(part.tensor.kind, *part.tensor.shape)
