@@ -79,7 +79,7 @@ def main(model: str, native: Path | None, threads: int, rounds: int, as_json: bo
         works = chosen.works(inspect_model(path).layers)
         with systems(path, chosen, threads, native) as (miro, peer):
             rows = measure(miro, peer, works, rounds, tell=progress.show)
-            result = result_of(rows, peer, path, threads=threads, rounds=rounds)
+            result = result_of(rows, peer, path, threads=threads, rounds=rounds, arithmetic=miro.arithmetic)
     except (PeerError, MiroError) as error:
         raise Failure(str(error)) from error
     finally:

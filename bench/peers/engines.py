@@ -55,6 +55,11 @@ class Steps(_Miro):
         self._path = path
         self._settings = {"threads": config.threads, "max_context": config.max_context}
 
+    @property
+    def arithmetic(self) -> tuple[str, str]:
+        """Compute mode and kernels."""
+        return self._bench.parts.executor.compute, self._bench.parts.isa
+
     def prompt(self, length: int) -> float:
         return length / self._bench.run(Work("prompt", 1, 0, length)).seconds
 
@@ -76,6 +81,12 @@ class Requests(_Miro):
         self._engine = engine
         self._path = path
         self._rng = np.random.default_rng(0)
+
+    @property
+    def arithmetic(self) -> tuple[str, str]:
+        """Compute mode and kernels."""
+        parts = self._engine._parts
+        return parts.executor.compute, parts.isa
 
     def prompt(self, length: int) -> float:
         params = SamplingParams(temperature=0, max_tokens=1)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import miro_cy
-from miro_cy._kernels.select import active_isa
+from miro_cy._kernels.select import TILES, active_isa
 from miro_cy.inspect import inspect_model
 from miro_cy.native import build_mode
 from miro_cy.tools.report import this_machine
@@ -29,20 +29,27 @@ RESULTS = ROOT / "bench" / "results"
 _FLAGS = "import json, setup; print(json.dumps({e.name: e.extra_compile_args for e in setup.extensions()}))"
 
 
-def result_of(rows: Sequence[Row], second: System, path: Path, *, threads: int, rounds: int) -> dict[str, Any]:
-    """All that is known of a comparison, as JSON takes it."""
+def result_of(
+    rows: Sequence[Row], second: System, path: Path, *, threads: int, rounds: int, arithmetic: tuple[str, str]
+) -> dict[str, Any]:
+    """All that is known of a comparison, as JSON takes it. arithmetic: miro's compute mode and kernels."""
     return {
         "format": FORMAT,
         "format_version": VERSION,
-        **about_run(path, threads, second),
+        **about_run(path, threads, second, arithmetic=arithmetic),
         "rounds": rounds,
         "rows": [_row(row, second.name) for row in rows],
     }
 
 
-def about_run(path: Path, threads: int, *others: Named) -> dict[str, Any]:
-    """What figures belong to: the day, the machine, the model, the builds of miro and of what it is compared with."""
-    machine, about = this_machine(active_isa(), threads), inspect_model(path)
+def about_run(path: Path, threads: int, *others: Named, arithmetic: tuple[str, str] | None = None) -> dict[str, Any]:
+    """What figures belong to: the day, the machine, the model, the builds of miro and of what it is compared with.
+
+    arithmetic: compute mode and kernels of the engine that ran (default: those of an engine of default settings).
+    """
+    about = inspect_model(path)
+    compute, isa = arithmetic or (about.compute, TILES if about.compute == "bf16" else active_isa())
+    machine = this_machine(isa, threads)
     return {
         "date": date.today().isoformat(),
         "machine": {
@@ -55,7 +62,7 @@ def about_run(path: Path, threads: int, *others: Named) -> dict[str, Any]:
             "name": about.name,
             "format": about.format,
             "file_bytes": about.bytes,
-            "compute": about.compute,
+            "compute": compute,
             "kv_dtype": about.kv_dtype,
         },
         "miro": {
@@ -83,7 +90,9 @@ def _row(row: Row, second: str) -> dict[str, Any]:
 
 def lines_of(result: dict[str, Any], second: str) -> Iterator[str]:
     """The same for a person to read."""
-    about = f"{result['miro']['isa']}, {result['threads']} threads, {result['rounds']} rounds"
+    about = (
+        f"{result['model']['compute']}, {result['miro']['isa']}, {result['threads']} threads, {result['rounds']} rounds"
+    )
     peer = " ".join(str(value) for value in result[second].values())
     yield f"{result['model']['name']}: {about}; {second} {peer}"
     yield "median (least to most) of the rounds; ratio: how many times as fast miro is"

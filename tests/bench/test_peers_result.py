@@ -37,7 +37,10 @@ class Peer:
 
 @pytest.fixture
 def made() -> dict[str, Any]:
-    return result.result_of(ROWS, Peer(), MODEL, threads=2, rounds=5)  # type: ignore[arg-type]
+    return result.result_of(ROWS, Peer(), MODEL, threads=2, rounds=5, arithmetic=ARITHMETIC)  # type: ignore[arg-type]
+
+
+ARITHMETIC = ("fast", active_isa())
 
 
 def strings(value: Any) -> Iterator[str]:
@@ -116,7 +119,7 @@ def test_slug(text: str, expected: str) -> None:
 
 def test_lines(made: dict[str, Any]) -> None:
     heading, explanation, prompt, attention = result.lines_of(made, "llama.cpp")
-    assert heading == f"Q4_1: {active_isa()}, 2 threads, 5 rounds; llama.cpp native 7"
+    assert heading == f"Q4_1: fast, {active_isa()}, 2 threads, 5 rounds; llama.cpp native 7"
     assert "how many times as fast miro is" in explanation
     assert prompt.split("tok/s")[1].split() == [
         *("miro", "5,000.2", "llama.cpp", "2.0", "ratio", "2.50", "(2.00", "to", "3.00)"),
