@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from miro_cy._kernels import memory, ops
+from miro_cy._kernels.weights import buffer_nbytes
 from miro_cy.batch import BatchView
 from miro_cy.model.executor import CpuExecutor
 from miro_cy.model.opening import open_checkpoint
@@ -43,6 +44,40 @@ def test_aligned_copies_only_what_is_not():
         copy = memory.aligned(array)
         assert copy.ctypes.data % memory.LINE == 0
         np.testing.assert_array_equal(copy, array)
+
+
+def test_an_arena_holds_what_it_was_made_for_and_no_more():
+    sizes = [1, 64, 65, 100_000, 3 << 20]
+    arena = memory.Arena(sum(-(-n // memory.LINE) * memory.LINE for n in sizes))
+    arrays = [arena.empty(n) for n in sizes]
+    for value, array in enumerate(arrays, 1):
+        assert array.ctypes.data % memory.LINE == 0
+        array[:] = value
+    for value, (array, n) in enumerate(zip(arrays, sizes, strict=True), 1):  # none overlaps another
+        assert array.shape == (n,)
+        assert (array == value).all()
+    assert arrays[0].ctypes.data % memory.LARGE_PAGE == 0
+    with pytest.raises(ValueError, match="no room for 1 bytes in the 0"):
+        arena.empty(1)
+    kept = arrays[3]
+    del arena, arrays, array
+    assert (kept == 4).all()  # lives as long as one of its arrays does
+
+
+def test_weights_lie_in_one_arena_and_give_it_back():
+    with open_checkpoint(LLAMA) as checkpoint:
+        weights = load_weights(checkpoint)
+    matrices = list(weights.matrices())
+    assert sum(buffer_nbytes(m.kind, *m.shape) for m in matrices) >= sum(m.nbytes for m in matrices)
+
+    def mapped():
+        return len(Path("/proc/self/maps").read_text().splitlines())
+
+    with open_checkpoint(LLAMA) as checkpoint:
+        again = load_weights(checkpoint)
+        before = mapped()
+        del again
+        assert mapped() < before
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "fp32", "int8"])

@@ -11,6 +11,8 @@ from miro_cy._kernels.abi cimport (
 from miro_cy._kernels.select cimport kernels
 from miro_cy.native cimport WEIGHT_BYTES, WEIGHTS, tally
 
+from miro_cy._kernels.memory import LINE
+
 #: kind -> (layout, group, block, high bits, zero, has minima, packed bytes a block of 16 rows,
 #:          file elements a block, file bytes a block)
 FORMATS = {
@@ -30,14 +32,23 @@ def packed_nbytes(str kind not None, Py_ssize_t n, Py_ssize_t k):
     return (n + PANEL - 1) // PANEL * (k // block * block_bytes)
 
 
+def buffer_nbytes(str kind not None, Py_ssize_t n, Py_ssize_t k):
+    """Bytes that such a matrix takes of an Arena: packed, the exponents of its panels, and what rounding takes."""
+    size = packed_nbytes(kind, n, k) + (n + PANEL - 1) // PANEL + 64
+    return (size + LINE - 1) // LINE * LINE
+
+
 cdef class PackedWeights:
     """W [n, k] for y = x W^T.
 
-    raw: uint8, the n rows as the model file stores them; kind: a key of FORMATS.
+    raw: uint8, the n rows as the model file stores them; kind: a key of FORMATS; arena: a memory.Arena to lie in.
     Raises ValueError when the sizes do not match (callers check files before they come here).
     """
 
-    def __cinit__(self, const uint8_t[::1] raw not None, str kind not None, Py_ssize_t n, Py_ssize_t k, int threads=1):
+    def __cinit__(
+        self, const uint8_t[::1] raw not None, str kind not None, Py_ssize_t n, Py_ssize_t k, int threads=1,
+        arena=None,
+    ):
         if kind not in FORMATS:
             raise ValueError(f"no packed layout for {kind}")
         layout, group, block, high_bits, zero, has_min, block_bytes, file_block, file_bytes = FORMATS[kind]
@@ -55,7 +66,8 @@ cdef class PackedWeights:
         self.matrix.n_panels = (n + PANEL - 1) // PANEL
         self.matrix.block_bytes = block_bytes
         self.matrix.panel_bytes = k // block * block_bytes
-        self.buffer = np.empty(self.matrix.n_panels * (self.matrix.panel_bytes + 1) + 64, np.uint8)
+        cdef Py_ssize_t size = self.matrix.n_panels * (self.matrix.panel_bytes + 1) + 64
+        self.buffer = np.empty(size, np.uint8) if arena is None else arena.empty(size)
         self.counted = self.buffer.nbytes
         tally(WEIGHTS, 1)
         tally(WEIGHT_BYTES, self.counted)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from miro_cy._kernels.memory import aligned
-from miro_cy._kernels.weights import FORMATS, PackedWeights
+from miro_cy._kernels.memory import Arena, aligned
+from miro_cy._kernels.weights import FORMATS, PackedWeights, buffer_nbytes
 from miro_cy.errors import UnsupportedModel
 from miro_cy.model.checkpoint import Checkpoint, Part
 
@@ -52,9 +52,14 @@ class Weights:
         return any(not m.is_float for m in self.matrices())
 
 
-def _matrix(checkpoint: Checkpoint, part: Part, threads: int) -> PackedWeights:
+def _arena(parts: Sequence[Part]) -> Arena:
+    """Room for all matrices."""
+    return Arena(sum(buffer_nbytes(part.tensor.kind, *part.tensor.shape) for part in parts if part.is_matrix))
+
+
+def _matrix(checkpoint: Checkpoint, part: Part, threads: int, arena: Arena) -> PackedWeights:
     n, k = part.tensor.shape
-    packed = PackedWeights(checkpoint.data(part), part.tensor.kind, n, k, threads)
+    packed = PackedWeights(checkpoint.data(part), part.tensor.kind, n, k, threads, arena)
     checkpoint.release(part)
     return packed
 
@@ -101,12 +106,12 @@ def load_weights(checkpoint: Checkpoint, *, threads: int = 1, progress: Progress
     progress(done, total) counts tensors. Raises as `packable_parts` does, before anything is packed.
     """
     parts = packable_parts(checkpoint)
-    own = LayerWeights()
+    arena, own = _arena(parts), LayerWeights()
     layers = [LayerWeights() for _ in range(checkpoint.spec.n_layers)]
     for done, part in enumerate(parts, 1):
         home = own if part.layer is None else layers[part.layer]
         if part.is_matrix:
-            home.matrices[part.role] = _matrix(checkpoint, part, threads)
+            home.matrices[part.role] = _matrix(checkpoint, part, threads, arena)
         else:
             home.vectors[part.role] = _vector(checkpoint, part)
         if progress is not None:
