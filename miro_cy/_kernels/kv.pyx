@@ -6,7 +6,7 @@ from libc.string cimport memcpy, memset
 import numpy as np
 
 from miro_cy._kernels.abi cimport KV_F16, KV_F32, KV_I8, PANEL, KVCache, kv_element_size
-from miro_cy._kernels.memory import zeros
+from miro_cy._kernels.memory import LINE, zeros
 from miro_cy.native cimport MIRO_INDEX
 
 #: name -> (KVType, element type)
@@ -18,26 +18,35 @@ cdef class KVLayer:
 
     dtype: a key of KV_TYPES; block_size: 16, 32 or 64. k [blocks, kv_heads, head_dim, block_size], v [blocks, kv_heads,
     block_size, v_dim], and beside int8 k_scale and v_scale, float32 [blocks, kv_heads, block_size]. Pages of memory are
-    taken as they are first used. Raises ValueError for an unknown dtype or block size.
+    taken as they are first used. arena: where to lie (memory.Arena). Raises ValueError for an unknown dtype or block
+    size.
     """
 
-    def __init__(self, Py_ssize_t n_blocks, int n_kv_heads, int head_dim, int block_size, str dtype):
+    def __init__(self, Py_ssize_t n_blocks, int n_kv_heads, int head_dim, int block_size, str dtype, arena=None):
         if dtype not in KV_TYPES or block_size not in (16, 32, 64):
             raise ValueError(f"no KV cache of {dtype} in blocks of {block_size}")
+        make = zeros if arena is None else arena.zeros
         cdef KVCache* kv = &self.cache
         kv.dtype, kind = KV_TYPES[dtype]
         kv.n_blocks, kv.n_kv_heads, kv.head_dim, kv.block_size = n_blocks, n_kv_heads, head_dim, block_size
         kv.v_dim = (head_dim + PANEL - 1) // PANEL * PANEL
-        self.k = zeros((n_blocks, n_kv_heads, head_dim, block_size), kind)
-        self.v = zeros((n_blocks, n_kv_heads, block_size, kv.v_dim), kind)
+        self.k = make((n_blocks, n_kv_heads, head_dim, block_size), kind)
+        self.v = make((n_blocks, n_kv_heads, block_size, kv.v_dim), kind)
         kv.k, kv.v = <void*><uintptr_t>self.k.ctypes.data, <void*><uintptr_t>self.v.ctypes.data
         kv.k_block, kv.v_block = self.k[0].size, self.v[0].size
         if kv.dtype == KV_I8:
-            self.k_scale = zeros((n_blocks, n_kv_heads, block_size), np.float32)
-            self.v_scale = zeros((n_blocks, n_kv_heads, block_size), np.float32)
+            self.k_scale = make((n_blocks, n_kv_heads, block_size), np.float32)
+            self.v_scale = make((n_blocks, n_kv_heads, block_size), np.float32)
             kv.k_scale = <float*><uintptr_t>self.k_scale.ctypes.data
             kv.v_scale = <float*><uintptr_t>self.v_scale.ctypes.data
             kv.scale_block = self.k_scale[0].size
+
+    @staticmethod
+    def room(Py_ssize_t n_blocks, int n_kv_heads, int head_dim, int block_size, str dtype):
+        """Bytes of an arena that such a layer takes."""
+        v_dim = (head_dim + PANEL - 1) // PANEL * PANEL
+        vectors = n_blocks * n_kv_heads * block_size
+        return vectors * ((head_dim + v_dim) * np.dtype(KV_TYPES[dtype][1]).itemsize + 2 * sizeof(float)) + 4 * LINE
 
     @property
     def nbytes(self):

@@ -34,6 +34,11 @@ def _from_line(make: Callable[..., NDArray[Any]], shape: int | tuple[int, ...], 
     return memory[start : start + n].view(kind).reshape(shape)
 
 
+def in_lines(n: int) -> int:
+    """Bytes of whole cache lines that hold n."""
+    return -(-n // LINE) * LINE
+
+
 def aligned(array: NDArray[Any]) -> NDArray[Any]:
     """The array, or a copy of it that begins with a cache line; contiguous."""
     if array.ctypes.data % LINE == 0 and array.flags.c_contiguous:
@@ -44,7 +49,7 @@ def aligned(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class Arena:
-    """Room for arrays that are read over and over and end together, such as a model's weights.
+    """Room for arrays that are read over and over and end together: a model's weights, a KV pool.
 
     Where the system allows (transparent_hugepage: madvise or always), it is in large pages: a step that reads all
     weights once otherwise spends a tenth of its time on finding small ones. Memory is taken when used, and given back
@@ -60,10 +65,12 @@ class Arena:
         start = -whole.ctypes.data % LARGE_PAGE
         self._rest = whole[start : start + size]
 
-    def empty(self, n: int) -> NDArray[np.uint8]:
-        """n bytes that begin with a cache line. Raises ValueError when they do not fit."""
-        size = -(-n // LINE) * LINE
+    def zeros(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """An array of zeros that begins with a cache line. Raises ValueError when it does not fit."""
+        kind = np.dtype(dtype)
+        n = kind.itemsize * math.prod((shape,) if isinstance(shape, int) else shape)
+        size = in_lines(n)
         if size > self._rest.size:
             raise ValueError(f"no room for {n} bytes in the {self._rest.size} that are left")
         taken, self._rest = self._rest[:n], self._rest[size:]
-        return taken
+        return taken.view(kind).reshape(shape)

@@ -11,7 +11,7 @@ from miro_cy._kernels.abi cimport (
 from miro_cy._kernels.select cimport kernels
 from miro_cy.native cimport WEIGHT_BYTES, WEIGHTS, tally
 
-from miro_cy._kernels.memory import LINE
+from miro_cy._kernels.memory import in_lines
 
 #: kind -> (layout, group, block, high bits, zero, has minima, packed bytes a block of 16 rows,
 #:          file elements a block, file bytes a block)
@@ -34,8 +34,7 @@ def packed_nbytes(str kind not None, Py_ssize_t n, Py_ssize_t k):
 
 def buffer_nbytes(str kind not None, Py_ssize_t n, Py_ssize_t k):
     """Bytes that such a matrix takes of an Arena: packed, the exponents of its panels, and what rounding takes."""
-    size = packed_nbytes(kind, n, k) + (n + PANEL - 1) // PANEL + 64
-    return (size + LINE - 1) // LINE * LINE
+    return in_lines(packed_nbytes(kind, n, k) + (n + PANEL - 1) // PANEL + 64)
 
 
 cdef class PackedWeights:
@@ -67,7 +66,7 @@ cdef class PackedWeights:
         self.matrix.block_bytes = block_bytes
         self.matrix.panel_bytes = k // block * block_bytes
         cdef Py_ssize_t size = self.matrix.n_panels * (self.matrix.panel_bytes + 1) + 64
-        self.buffer = np.empty(size, np.uint8) if arena is None else arena.empty(size)
+        self.buffer = np.empty(size, np.uint8) if arena is None else arena.zeros(size, np.uint8)
         self.counted = self.buffer.nbytes
         tally(WEIGHTS, 1)
         tally(WEIGHT_BYTES, self.counted)

@@ -144,8 +144,11 @@ cdef class CpuExecutor:
         """The KV pool. touch: take its memory now, with all threads; most of the time goes into page faults."""
         cdef KVLayer kv
         cdef int i, n_places = self.groups.size
+        sizes = (n_blocks, self.n_kv_heads, self.head_dim, block_size, kv_dtype)
+        # what is taken at once may be in large pages; what is taken bit by bit would be all there with the first of it
+        arena = memory.Arena(n_places * KVLayer.room(*sizes)) if touch else None
         for _ in range(n_places):
-            kv = KVLayer(n_blocks, self.n_kv_heads, self.head_dim, block_size, kv_dtype)
+            kv = KVLayer(*sizes, arena)
             self.kv_layers.append(kv)
             self.kv_bytes += kv.nbytes
             tally(KV_BYTES, kv.nbytes)
