@@ -28,6 +28,7 @@ from miro_cy.native cimport EXECUTORS, KV_BYTES, MIRO_INDEX, tally
 from miro_cy._kernels.select import TILES, active_isa
 from miro_cy.model.kv_groups import kv_groups
 from miro_cy.model.rope import RopeTables
+from miro_cy.model.step import buffer_bytes
 
 cdef extern from "team.h" nogil:
     ctypedef struct mi_barrier:
@@ -64,6 +65,7 @@ cdef class CpuExecutor:
     cdef const KernelTable* table
     cdef mi_barrier barrier
     cdef object rope
+    cdef object buffers                     # the Arena of a step's activations
     cdef list keep                          # arrays that raw pointers below point into
     cdef Layer layers[MAX_LAYERS]
     cdef Buffers b
@@ -121,13 +123,13 @@ cdef class CpuExecutor:
         return &view[0]
 
     cdef float* zeros(self, Py_ssize_t n) except NULL:
-        array = memory.zeros(max(n, 1), np.float32)
+        array = self.buffers.zeros(max(n, 1), np.float32)
         self.buffer_bytes += array.nbytes
         return self.floats(array)
 
     cdef void* rounded(self, Py_ssize_t m, Py_ssize_t k) except NULL:
         """Room for m rows of k rounded activations."""
-        cdef uint8_t[::1] room = memory.zeros(activation_bytes(m, k), np.uint8)
+        cdef uint8_t[::1] room = self.buffers.zeros(max(activation_bytes(m, k), 1), np.uint8)
         self.keep.append(room)
         self.buffer_bytes += room.nbytes
         return &room[0]
@@ -163,6 +165,8 @@ cdef class CpuExecutor:
     cdef allocate_buffers(self):
         cdef Buffers* b = &self.b
         cdef Py_ssize_t t = self.max_tokens
+        size = buffer_bytes(self.spec, threads=self.threads, max_tokens=self.max_tokens, max_logits=0)
+        self.buffers = memory.Arena(size + 16 * memory.LINE)
         set_widths(b, self.spec)
         b.x, b.h, b.delta = self.zeros(t * b.ld_x), self.zeros(t * b.ld_h), self.zeros(t * b.ld_d)
         b.q, b.k, b.v = self.zeros(t * b.ld_q), self.zeros(t * b.ld_kv), self.zeros(t * b.ld_kv)
@@ -222,7 +226,7 @@ cdef class CpuExecutor:
 
     def close(self):
         """Give back weights, KV pool and buffers; `forward` raises from then on."""
-        self.weights = self.logits_array = self.view = None
+        self.weights = self.logits_array = self.view = self.buffers = None
         self.keep, self.kv_layers = [], []
         self.uncount()
 
