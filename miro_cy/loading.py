@@ -215,7 +215,8 @@ def compute_mode(config: EngineConfig, *, quantised: bool) -> Compute:
     """The arithmetic of a model whose weights are quantised or not. Raises ConfigError for what the machine lacks."""
     if config.compute == "bf16" and not has_tiles():
         raise ConfigError(
-            "compute 'bf16' needs tile registers (Intel AMX), which this machine does not have", field="compute"
+            "compute 'bf16' needs tile registers (Intel AMX): this machine has none, or MIRO_ISA asks for less",
+            field="compute",
         )
     if config.compute is not None:
         return config.compute
