@@ -72,6 +72,14 @@ def available():
     return [name for name, level in LEVELS.items() if mi_runs(level) and find_spec(f"miro_cy._kernels.isa.{name}")]
 
 
+def plain_levels():
+    """The same without the one that has tile registers."""
+    return [
+        name for name, level in LEVELS.items()
+        if name != TILES and mi_runs(level) and find_spec(f"miro_cy._kernels.isa.{name}")
+    ]
+
+
 def active_isa():
     """Name of the build in use."""
     return active_name
@@ -95,8 +103,7 @@ cdef const KernelTable* table_of(str name) except NULL:
 
 def has_tiles():
     """Whether engines may multiply in tile registers: the machine has them, and MIRO_ISA asks for no lesser level."""
-    names = available()
-    return TILES in names and active_name in names[:2]
+    return active_name in (TILES, plain_levels()[0]) and TILES in available()
 
 
 def rounds_to():
@@ -110,7 +117,7 @@ cdef const KernelTable* kernels() noexcept:
 
 def chosen_level():
     """What MIRO_ISA names, or the best one."""
-    names = [name for name in available() if name != TILES]
+    names = plain_levels()          # asking for tiles would have the system set their state aside for the process
     name = os.environ.get("MIRO_ISA") or names[0]
     if name not in names:
         raise ConfigError(
