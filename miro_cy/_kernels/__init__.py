@@ -6,7 +6,7 @@ include/tiles.h tile registers (AMX), and the float16 vectors that weights are o
 impl/*.pxi      the kernels, one family a file; plain loops unless a comment says why not
 isa/*.pyx       two-line stubs: the same source for each instruction-set level
 select          picks the build at import (MIRO_ISA forces one)
-memory          arrays that begin with a cache line
+memory          arrays that begin with a cache line, and arenas of them in large pages
 kv              a layer's KV pool; rows  a batch as plain pointers
 weights         packed weight matrices
 probe           what the machine can do at a level, for `miro bench`

@@ -1,4 +1,4 @@
-# One instruction-set build of every kernel. The stubs in ../isa include this file and nothing else.
+# One instruction-set build of every kernel. The stubs in ../isa include this file, or all_tiles.pxi, and nothing else.
 
 include "vec.pxi"
 include "int8.pxi"

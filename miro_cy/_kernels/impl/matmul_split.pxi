@@ -28,17 +28,13 @@ cdef struct SplitRun:
     Py_ssize_t ldy
 
 
-cdef inline vf load_16bit(const int dtype, const uint16_t* p) noexcept nogil:
-    return vf_load_bf16(p) if dtype == LAYOUT_BF16 else vf_load_f16(p)
-
-
 cdef inline void split_block(const int dtype, const uint16_t* w, uint8_t* out) noexcept nogil:
     """32 k of a panel: pairs of k = i and 16 + i."""
     cdef vf a, b
     cdef int i
     for i in range(16):
-        a = load_16bit(dtype, w + i * PANEL)
-        b = load_16bit(dtype, w + (16 + i) * PANEL)
+        a = load_weight(dtype, <const uint8_t*>w, i * PANEL)
+        b = load_weight(dtype, <const uint8_t*>w, (16 + i) * PANEL)
         vi_store(out + 64 * i, mi_upper_halves(a, b))
         if dtype == LAYOUT_F16:
             vi_store(out + OPEN_TILE + 64 * i, mi_upper_halves(mi_below(a), mi_below(b)))
