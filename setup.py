@@ -58,8 +58,8 @@ X86_LEVELS = {
     "v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
     "v4_vnni": ["-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"],
     "v4_amx": [
-        *["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mavx512fp16", "-mamx-tile", "-mamx-bf16"],
-        "-mprefer-vector-width=512",
+        *["-march=x86-64-v4", "-mavx512vnni", "-mavx512vbmi", "-mavx512bf16", "-mavx512fp16", "-mamx-tile"],
+        *["-mamx-bf16", "-mprefer-vector-width=512"],
     ],
 }
 ARM_LEVELS = {"dotprod": ["-march=armv8.2-a+dotprod"]}

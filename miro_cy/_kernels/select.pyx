@@ -44,8 +44,9 @@ cdef extern from *:
             && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
             && __builtin_cpu_supports("avx512cd");
         int vnni = v4 && __builtin_cpu_supports("avx512vnni");
+        int vbmi = vnni && __builtin_cpu_supports("avx512vbmi");
         return level == 0 || (level == 2 && v2) || (level == 3 && v3) || (level == 4 && v4) || (level == 5 && vnni)
-            || (level == 6 && vnni && mi_has_tiles());
+            || (level == 6 && vbmi && mi_has_tiles());
     #elif defined(__aarch64__) && defined(__linux__)
         return level == 0 || (level == 1 && (getauxval(AT_HWCAP) & HWCAP_ASIMDDP));
     #else

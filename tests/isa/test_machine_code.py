@@ -147,13 +147,15 @@ def check_int_tile(body: Body, level: Level, outputs: int) -> None:
 
 
 def check_opening_tile(body: Body, lookups: bool) -> None:
-    """The innermost loop opens a block of a panel in whole vectors of float16, for products of tiles."""
+    """The innermost loop opens a block of one or two panels in whole vectors of float16, for products of tiles."""
     assert sum(text.startswith("tdpbf16ps") for _, text in body) == sum(TILE_PRODUCTS)
     loops = [loop for loop in innermost_loops(body) if sum(bool(HALF_PRODUCT.match(text)) for text in loop) >= PAIRS]
     assert loops, "no loop of float16 products"
     for loop in loops:
-        assert sum(bool(VECTOR_STORE.match(text)) and "%zmm" in text for text in loop) == PAIRS
-        assert sum(text.startswith("vpermw") for text in loop) >= (PAIRS if lookups else 1)
+        stores = sum(bool(VECTOR_STORE.match(text)) and "%zmm" in text for text in loop)
+        assert stores in (PAIRS, 2 * PAIRS)
+        assert sum(text.startswith("vpermb") for text in loop) >= (stores if lookups else 1)
+        assert not [text for text in loop if text.startswith("vpermw")], "takes both vector ports"
         assert not [text for text in loop if re.match(r"v(mul|fmadd\d+)s[hs] ", text)]
 
 

@@ -74,26 +74,32 @@ cdef inline void add_products(const bint both, const TileRun* t, Py_ssize_t b, c
         mi_tile_dot(3, 5, 7)
 
 
-cdef inline void open_pair(const int fmt, const TileRun* t, Py_ssize_t b, uint8_t* out) noexcept nogil:
-    """Block b of both panels; without a second one its place is left as it is, and its sums are not stored."""
-    cdef int p, j
-    cdef const uint8_t* w
-    for p in range(t.panels):
-        w = t.w + p * t.panel + b * t.stride
-        if fmt != PLANE:
-            for j in range(9 if fmt == BYTES else 5):
-                mi_prefetch_l2(w + t.ahead + 64 * j)
-        open_block(fmt, w, t.scale + (p * PLANE_BLOCKS + b) * 2 * PANEL, t.power[p], out + p * OPEN_TILE)
+cdef inline void open_panel(
+    const int fmt, const TileRun* t, const int p, vh powers, Py_ssize_t b, uint8_t* out,
+) noexcept nogil:
+    """Block b of a panel."""
+    cdef int j
+    cdef const uint8_t* w = t.w + p * t.panel + b * t.stride
+    if fmt != PLANE:
+        for j in range(9 if fmt == BYTES else 5):
+            mi_prefetch_l2(w + t.ahead + 64 * j)
+    open_block(fmt, w, t.scale + (p * PLANE_BLOCKS + b) * 2 * PANEL, t.power[p], powers, out)
 
 
 cdef inline void open_and_multiply(const int fmt, const TileRun* t) noexcept nogil:
-    """Opens the run, and multiplies the first rows by it."""
+    """Opens the run, and multiplies the first rows by it.
+
+    Without a second panel its place is left as it is, and its sums are not stored.
+    """
+    cdef vh first = vh_set1(t.power[0]), second = vh_set1(t.power[1])
     cdef Py_ssize_t b
     cdef uint8_t* open
     start_sums(t.first, t.panels, t.rows, t.y, t.ldy)
     for b in range(t.blocks):
         open = t.open + (b & (t.slots - 1)) * 2 * OPEN_TILE
-        open_pair(fmt, t, b, open)
+        open_panel(fmt, t, 0, first, b, open)
+        if t.panels == 2:
+            open_panel(fmt, t, 1, second, b, open + OPEN_TILE)
         if t.rows > 16:
             add_products(True, t, b, open)
         else:
@@ -217,6 +223,7 @@ cdef void tile_run(
     MIRO_SPAN(b, blocks, nb)
     MIRO_SPAN(0, blocks, RUN_BLOCKS if x.rows > PAIR_ROWS else nb)
     MIRO_SPAN(x.row, x.rows, x.m)
+    t.power[1] = 0
     for i in range(t.panels):
         t.power[i] = power_of_two(w.exponent[p + i])
         if fmt == PLANE:

@@ -59,11 +59,12 @@ cdef inline void open_plane(const uint8_t* w, const float* scale, float power, u
 
 
 cdef inline void open_block(
-    const int fmt, const uint8_t* w, const float* scale, float power, uint8_t* out,
+    const int fmt, const uint8_t* w, const float* scale, float power, vh powers, uint8_t* out,
 ) noexcept nogil:
+    """powers: 32 times power."""
     if fmt == BYTES:
-        open_bytes(w, vh_set1(power), out)
+        open_bytes(w, powers, out)
     elif fmt == PLANE:
         open_plane(w, scale, power, out)
     else:
-        open_nibbles(fmt, w, vh_set1(power), out)
+        open_nibbles(fmt, w, powers, out)

@@ -10,7 +10,7 @@
  */
 #pragma once
 #include "vec.h"
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512FP16__)
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512FP16__) && defined(__AVX512VBMI__)
 #define MI_TILES 1
 #else
 #define MI_TILES 0
@@ -47,15 +47,18 @@ MI_INLINE void mi_tiles_release(void) { __asm__ volatile("tilerelease" : : : "me
 /* --- 32 float16: of 16 outputs, a pair of k each ------------------------------------------------------------------ */
 typedef _Float16 vh __attribute__((vector_size(64), may_alias));
 typedef uint16_t vu16 __attribute__((vector_size(64), may_alias));
+typedef uint8_t vu8 __attribute__((vector_size(64), may_alias));
 
 MI_INLINE vh vh_set1(float x) { return (vh)_mm512_set1_ph((_Float16)x); }
 MI_INLINE vh vh_fma(vh a, vh b, vh c) { return (vh)_mm512_fmadd_ph((__m512h)a, (__m512h)b, (__m512h)c); }
 
-/* 16 values, each for both k of its output's pair */
+/* 16 values, each for both k of its output's pair. Bytes are permuted here and below: vpermb is one operation, vpermw
+ * two, which take both vector ports. */
 MI_INLINE vh vh_pairs(__m256i halves) {
-    const vu16 twice = {0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13,
-                        14, 14, 15, 15};
-    return (vh)_mm512_permutexvar_epi16((__m512i)twice, _mm512_castsi256_si512(halves));
+    const vu8 twice = {0,  1,  0,  1,  2,  3,  2,  3,  4,  5,  4,  5,  6,  7,  6,  7,  8,  9,  8,  9,  10, 11,
+                       10, 11, 12, 13, 12, 13, 14, 15, 14, 15, 16, 17, 16, 17, 18, 19, 18, 19, 20, 21, 20, 21,
+                       22, 23, 22, 23, 24, 25, 24, 25, 26, 27, 26, 27, 28, 29, 28, 29, 30, 31, 30, 31};
+    return (vh)_mm512_permutexvar_epi8((__m512i)twice, _mm512_castsi256_si512(halves));
 }
 MI_INLINE vh vh_pairs_of_halves(const void *p) { return vh_pairs(_mm256_loadu_si256((const __m256i *)p)); }
 /* floats may be out of float16's range before they are multiplied */
@@ -64,12 +67,20 @@ MI_INLINE vh vh_pairs_of_floats(const float *p, float factor) {
     return vh_pairs(_mm512_cvtps_ph(scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-/* The nibble at bit `shift` of each 16 bits, less 8: a permutation reads five bits of its index, so the table has all
- * values twice and whatever lies above the nibble does not matter. */
+/* The nibble at bit `shift` of each 16 bits, less 8. Halves of -8 to 7 have nothing in their lower byte, so only the
+ * upper one is looked up, by the six lowest bits of it; the table has all values four times, as whatever lies above the
+ * nibble does not matter.
+ *
+ * The nibble at bit 0 gets there by the other vector port than shifts take: while tiles multiply, fused multiply-adds
+ * have only that of the shifts. */
+#define MI_HALVES 0xc8, 0xc7, 0xc6, 0xc5, 0xc4, 0xc2, 0xc0, 0xbc, 0x00, 0x3c, 0x40, 0x42, 0x44, 0x45, 0x46, 0x47
 MI_INLINE vh vh_nibbles(vi x, int shift) {
-    const vh value = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7,
-                      -8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-    return (vh)_mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)x, shift), (__m512i)value);
+    const vu8 value = {MI_HALVES, MI_HALVES, MI_HALVES, MI_HALVES};
+    const __m512i from = _mm512_set1_epi64(0x3000200010000000); /* in bits: byte 2 i + 1 of eight is to be byte 2 i */
+    __m512i upper = shift == 0  ? _mm512_multishift_epi64_epi8(from, (__m512i)x)
+                    : shift > 8 ? _mm512_srli_epi16((__m512i)x, shift - 8)
+                                : _mm512_slli_epi16((__m512i)x, 8 - shift);
+    return (vh)_mm512_maskz_permutexvar_epi8(0xaaaaaaaaaaaaaaaa, upper, (__m512i)value);
 }
 
 /* The unsigned byte at bit `shift` of each 16 bits, less `zero`; 0x6400 is 1024 and its last bit counts 1. */
