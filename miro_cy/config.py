@@ -10,7 +10,7 @@ from miro_client.checks import check_bool, check_choice, check_int, check_number
 from miro_cy.errors import ConfigError
 
 Compute = Literal["fast", "exact", "bf16"]
-KVDtype = Literal["fp16", "fp32", "int8"]
+KVDtype = Literal["fp16", "fp32", "int8", "bf16"]
 PolicyName = Literal["fcfs", "priority", "fair"]
 Admission = Literal["watermark", "reserve"]
 
@@ -80,6 +80,15 @@ def parse_bytes(value: object, field: str) -> int:
     return value
 
 
+def check_kv_dtype(dtype: KVDtype | None, compute: Compute) -> None:
+    """Raises ConfigError where a KV cache contradicts the arithmetic. None: whatever goes with it."""
+    if compute == "exact" and dtype not in (None, "fp32"):
+        text = f"compute 'exact' keeps the KV cache in fp32; kv_dtype {dtype!r} contradicts it"
+        raise ConfigError(text, field="kv_dtype")
+    if compute != "bf16" and dtype == "bf16":
+        raise ConfigError(f"kv_dtype 'bf16' goes with compute 'bf16', not with {compute!r}", field="kv_dtype")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Settings of an engine. None means: decided when the model is loaded.
@@ -88,7 +97,8 @@ class EngineConfig:
     kv_memory: bytes of the KV cache, or text such as "4GiB", or "auto" for a server's share of what is free: room for
         four contexts, within a quarter of what weights and buffers leave (default: one context, within half of it). A
         stated size, or "auto", is touched at once, so that memory is flat from then on.
-    kv_dtype: "fp16", "fp32" or "int8" (default: fp16; fp32 under compute "exact", which refuses the others).
+    kv_dtype: "fp16", "fp32", "int8" or "bf16" (default: as compute: "bf16", which needs it, "fp16" under "fast", and
+        "fp32" under "exact", which refuses the others).
     compute: "fast" multiplies quantised weights by int8 activations, "bf16" by bfloat16 ones in tile registers (Intel
         AMX, where the machine has them): prompts and steps of many sequences take half as long, those of one or two
         take longer. "exact" works in float32 throughout (default: exact for float files; for quantised ones bf16 where
@@ -134,11 +144,8 @@ class EngineConfig:
         check_choice("compute", self.compute, (None, *get_args(Compute)))
         check_bool("prefix_cache", self.prefix_cache)
         check_scheduling(self)
-        if self.compute == "exact" and self.kv_dtype not in (None, "fp32"):
-            raise ConfigError(
-                f"compute 'exact' keeps the KV cache in fp32; kv_dtype {self.kv_dtype!r} contradicts it",
-                field="kv_dtype",
-            )
+        if self.compute is not None:
+            check_kv_dtype(self.kv_dtype, self.compute)
         if self.kv_memory is not None and not (isinstance(self.kv_memory, str) and self.kv_memory == "auto"):
             object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
 

@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path
 
 from miro_client.checks import check_int
+from miro_cy._kernels.select import has_tiles
 from miro_cy.cache.windows import blocks_needed
 from miro_cy.config import Compute, EngineConfig, KVDtype, parse_bytes
 from miro_cy.errors import ConfigError
@@ -179,7 +180,7 @@ def _report(checkpoint: Checkpoint, context: int, total: int | None) -> ModelRep
         bytes=sum(part.tensor.nbytes for part in parts),
         types=_types(parts),
         problem=problem,
-        kv_bytes_per_token={dtype: spec.kv_bytes_per_token(dtype) for dtype in KV_BYTES},
+        kv_bytes_per_token={dtype: spec.kv_bytes_per_token(dtype) for dtype in _kv_dtypes()},
         kv_groups=_groups(spec),
         context=context,
         compute=compute,
@@ -189,6 +190,11 @@ def _report(checkpoint: Checkpoint, context: int, total: int | None) -> ModelRep
         capacity={} if problem else _capacity(spec, parts, context, available),
         fit={} if problem or total is None else _fit(spec, parts, context, total),
     )
+
+
+def _kv_dtypes() -> tuple[KVDtype, ...]:
+    """Those that an engine on this machine may have."""
+    return tuple(dtype for dtype in KV_BYTES if dtype != "bf16" or has_tiles())
 
 
 def _groups(spec: ModelSpec) -> list[LayerGroup]:
@@ -211,7 +217,7 @@ def _memory(spec: ModelSpec, parts: list[Part], context: int) -> dict[str, Memor
     weights = packed_bytes(parts)
     activations = step_bytes(spec, defaults, default_threads()) + rope_bytes(spec, context)
     memory: dict[str, Memory] = {}
-    for dtype in KV_BYTES:
+    for dtype in _kv_dtypes():
         block, windows = kv_block(spec, defaults, dtype)
         kv = block * blocks_needed(windows, context, defaults.block_size)
         full = spec.kv_bytes_per_token(dtype) * defaults.block_size * blocks_needed((0,), context, defaults.block_size)
@@ -224,7 +230,7 @@ def _rooms(spec: ModelSpec, parts: list[Part], context: int, total: int) -> dict
     defaults, threads = EngineConfig(), default_threads()
     return {
         dtype: room_for(spec, parts, defaults, dtype, threads=threads, context=context, total=total)
-        for dtype in KV_BYTES
+        for dtype in _kv_dtypes()
     }
 
 

@@ -17,7 +17,7 @@ from miro_cy.cache.block_pool import BlockPool
 from miro_cy.cache.block_table import BlockTables
 from miro_cy.cache.prefix import PrefixIndex
 from miro_cy.cache.windows import tokens_within
-from miro_cy.config import Compute, EngineConfig, KVDtype
+from miro_cy.config import Compute, EngineConfig, KVDtype, check_kv_dtype
 from miro_cy.core import EngineCore
 from miro_cy.errors import ConfigError, ModelFormatError
 from miro_cy.formats.gguf import GGUFFile
@@ -122,6 +122,8 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
 
 #: Up to so many sequences at once, steps of an engine take less time without tile registers.
 FEW_SEQUENCES = 4
+#: What an engine's KV cache is of, unless it is told.
+KV_DTYPE: dict[Compute, KVDtype] = {"fast": "fp16", "bf16": "bf16", "exact": "fp32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +234,8 @@ def tiles_pay(config: EngineConfig) -> bool:
 
 def kv_dtype_of(config: EngineConfig, compute: Compute) -> KVDtype:
     """The KV cache's element type. Raises ConfigError where it contradicts the compute mode."""
-    if compute == "exact" and config.kv_dtype not in (None, "fp32"):
-        raise ConfigError("this model computes exactly, which keeps the KV cache in fp32", field="kv_dtype")
-    return config.kv_dtype or ("fp32" if compute == "exact" else "fp16")
+    check_kv_dtype(config.kv_dtype, compute)
+    return config.kv_dtype or KV_DTYPE[compute]
 
 
 def _context(spec: ModelSpec, config: EngineConfig) -> int:

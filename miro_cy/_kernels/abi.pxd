@@ -44,6 +44,7 @@ cdef enum KVType:
     KV_F16 = 0
     KV_F32 = 1
     KV_I8 = 2           # symmetric, one scale for each token's vector of a KV head
+    KV_BF16 = 3         # in pairs, as tile registers read them: only where KernelTable.tiles
 
 
 cdef struct PackedMatrix:
@@ -80,14 +81,18 @@ cdef struct Activations:
 
 
 cdef struct KVCache:
-    # one layer: K transposed inside a block, V row-major, both head-major
+    # one layer: K transposed inside a block, V row-major, both head-major; of bfloat16, pairs of dimensions by 16 tokens,
+    # and pairs of tokens by 16 dimensions
     void* k                 # [blocks][kv_heads][head_dim][block_size]
+                            # bfloat16: [blocks][kv_heads][k_dim / 32][block_size / 16][16 pairs][16 tokens][2]
     void* v                 # [blocks][kv_heads][block_size][v_dim]
+                            # bfloat16: [blocks][kv_heads][v_dim / 16][block_size / 2 pairs][16][2]
     float* k_scale          # [blocks][kv_heads][block_size] beside int8, else NULL
     float* v_scale
     int dtype               # KVType
     int n_kv_heads
     int head_dim
+    int k_dim               # head_dim; bfloat16: rounded up to 32, the rest is zero
     int v_dim               # head_dim rounded up to 16; the rest is zero
     int block_size          # 16, 32 or 64
     Py_ssize_t k_block      # elements a block
@@ -235,7 +240,7 @@ cdef inline Py_ssize_t kv_element_size(int dtype) noexcept nogil:
     """Bytes of an element of K or V."""
     if dtype == KV_I8:
         return 1
-    return 2 if dtype == KV_F16 else 4
+    return 4 if dtype == KV_F32 else 2
 
 
 cdef inline Py_ssize_t activation_bytes(Py_ssize_t m, Py_ssize_t k) noexcept nogil:
@@ -250,5 +255,10 @@ cdef inline Py_ssize_t matmul_scratch_floats() noexcept nogil:
 
 
 cdef inline Py_ssize_t attention_scratch_floats(int head_dim) noexcept nogil:
-    """Floats of scratch a thread needs for attention: scores, scaled queries, two accumulators, max and sum; a tile."""
-    return 64 * (KV_TILE + 3 * (head_dim + 16) + 8) + KV_TILE * max(head_dim, KV_TILE)
+    """Floats of scratch a thread needs for attention.
+
+    Scores, scaled queries, two accumulators, maxima and sums, for 64 rows; a tile of keys or values as floats; and what
+    tile registers read: queries, weights and values.
+    """
+    cdef int wide = max(head_dim, KV_TILE), padded = head_dim + QBLOCK
+    return 64 * (KV_TILE + 3 * (head_dim + 16) + 8) + KV_TILE * wide + 64 * padded + 3072

@@ -5,19 +5,33 @@ from libc.string cimport memcpy, memset
 
 import numpy as np
 
-from miro_cy._kernels.abi cimport KV_F16, KV_F32, KV_I8, PANEL, KVCache, kv_element_size
+from miro_cy._kernels.abi cimport KV_BF16, KV_F16, KV_F32, KV_I8, PANEL, QBLOCK, KVCache, kv_element_size
 from miro_cy._kernels.memory import LINE, zeros
 from miro_cy.native cimport MIRO_INDEX
 
-#: name -> (KVType, element type)
-KV_TYPES = {"fp16": (KV_F16, np.float16), "fp32": (KV_F32, np.float32), "int8": (KV_I8, np.int8)}
+#: name -> (KVType, element type); bfloat16 as its bits
+KV_TYPES = {
+    "fp16": (KV_F16, np.float16),
+    "fp32": (KV_F32, np.float32),
+    "int8": (KV_I8, np.int8),
+    "bf16": (KV_BF16, np.uint16),
+}
+
+
+cdef int padded(int head_dim, int to):
+    return (head_dim + to - 1) // to * to
+
+
+cdef int key_dim(int head_dim, str dtype):
+    """KVCache.k_dim."""
+    return padded(head_dim, QBLOCK) if dtype == "bf16" else head_dim
 
 
 cdef class KVLayer:
     """K and V of n_blocks blocks, zeros: the value padding past head_dim is read.
 
     dtype: a key of KV_TYPES; block_size: 16, 32 or 64. k [blocks, kv_heads, head_dim, block_size], v [blocks, kv_heads,
-    block_size, v_dim], and beside int8 k_scale and v_scale, float32 [blocks, kv_heads, block_size]. Pages of memory are
+    block_size, v_dim], bfloat16 as KVCache says, and beside int8 k_scale and v_scale, float32 [blocks, kv_heads, block_size]. Pages of memory are
     taken as they are first used. arena: where to lie (memory.Arena). Raises ValueError for an unknown dtype or block
     size.
     """
@@ -29,9 +43,13 @@ cdef class KVLayer:
         cdef KVCache* kv = &self.cache
         kv.dtype, kind = KV_TYPES[dtype]
         kv.n_blocks, kv.n_kv_heads, kv.head_dim, kv.block_size = n_blocks, n_kv_heads, head_dim, block_size
-        kv.v_dim = (head_dim + PANEL - 1) // PANEL * PANEL
-        self.k = make((n_blocks, n_kv_heads, head_dim, block_size), kind)
-        self.v = make((n_blocks, n_kv_heads, block_size, kv.v_dim), kind)
+        kv.k_dim, kv.v_dim = key_dim(head_dim, dtype), padded(head_dim, PANEL)
+        keys, values = (kv.k_dim, block_size), (block_size, kv.v_dim)
+        if kv.dtype == KV_BF16:
+            keys = (kv.k_dim // QBLOCK, block_size // 16, 16, 16, 2)
+            values = (kv.v_dim // PANEL, block_size // 2, PANEL, 2)
+        self.k = make((n_blocks, n_kv_heads, *keys), kind)
+        self.v = make((n_blocks, n_kv_heads, *values), kind)
         kv.k, kv.v = <void*><uintptr_t>self.k.ctypes.data, <void*><uintptr_t>self.v.ctypes.data
         kv.k_block, kv.v_block = self.k[0].size, self.v[0].size
         if kv.dtype == KV_I8:
@@ -44,9 +62,9 @@ cdef class KVLayer:
     @staticmethod
     def room(Py_ssize_t n_blocks, int n_kv_heads, int head_dim, int block_size, str dtype):
         """Bytes of an arena that such a layer takes."""
-        v_dim = (head_dim + PANEL - 1) // PANEL * PANEL
+        width = key_dim(head_dim, dtype) + padded(head_dim, PANEL)
         vectors = n_blocks * n_kv_heads * block_size
-        return vectors * ((head_dim + v_dim) * np.dtype(KV_TYPES[dtype][1]).itemsize + 2 * sizeof(float)) + 4 * LINE
+        return vectors * (width * np.dtype(KV_TYPES[dtype][1]).itemsize + 2 * sizeof(float)) + 4 * LINE
 
     @property
     def nbytes(self):

@@ -222,16 +222,21 @@ def rope(
 
 
 cdef class KVStore:
-    """One layer's paged cache, all NaN at first so that a stale read shows (of int8, the scales are)."""
+    """One layer's paged cache, all NaN at first so that a stale read shows (of int8, the scales are).
+
+    Raises ValueError for a cache of bfloat16 where the kernels in use have no tile registers.
+    """
     cdef KVLayer layer
     cdef KVCache* kv
 
     def __init__(self, int blocks, int n_kv_heads, int head_dim, int block_size, str dtype="fp32"):
+        if dtype == "bf16" and not kernels().tiles:
+            raise ValueError("a KV cache of bf16 is for kernels with tile registers")
         self.layer = KVLayer(blocks, n_kv_heads, head_dim, block_size, dtype)
         self.kv = &self.layer.cache
         fill = (self.layer.k, self.layer.v) if dtype != "int8" else (self.layer.k_scale, self.layer.v_scale)
         for array in fill:
-            array.fill(np.nan)
+            array.fill(0x7fc0 if dtype == "bf16" else np.nan)
 
     @property
     def arrays(self):

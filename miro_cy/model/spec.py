@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from miro_cy.config import KVDtype
 
 #: Bytes of an element, and of the scale that each token and KV head has for K, and one for V.
-KV_BYTES: dict[KVDtype, int] = {"fp16": 2, "fp32": 4, "int8": 1}
-KV_SCALE_BYTES: dict[KVDtype, int] = {"fp16": 0, "fp32": 0, "int8": 4}
+KV_BYTES: dict[KVDtype, int] = {"fp16": 2, "fp32": 4, "int8": 1, "bf16": 2}
+KV_SCALE_BYTES: dict[KVDtype, int] = {"fp16": 0, "fp32": 0, "int8": 4, "bf16": 0}
 
 #: The attention kernel keeps a KV group's queries in one work item.
 MAX_GROUP = 64
@@ -97,8 +97,9 @@ class ModelSpec:
         return self.n_layers * self.kv_bytes_per_layer(dtype)
 
     def kv_bytes_per_layer(self, dtype: KVDtype) -> int:
-        """Bytes that a token takes in one layer: K and V of every KV head, V padded to 16, and scales."""
-        elements = self.head_dim + -(-self.head_dim // 16) * 16
+        """Bytes that a token takes in one layer: K and V of every KV head, padded as KVLayer does, and scales."""
+        keys = -(-self.head_dim // 32) * 32 if dtype == "bf16" else self.head_dim
+        elements = keys + -(-self.head_dim // 16) * 16
         return self.n_kv_heads * (elements * KV_BYTES[dtype] + 2 * KV_SCALE_BYTES[dtype])
 
     def problems(self) -> str | None:

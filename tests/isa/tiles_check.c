@@ -175,6 +175,19 @@ static void check_store_pairs(void) {
     }
 }
 
+static void check_store_rounded(void) {
+    float x[33];
+    uint16_t y[33];
+    for (int r = 0; r < ROUNDS; r++) {
+        for (int i = 0; i < 33; i++) x[i] = float_of(r % 4 ? random32() : (random32() & 0xffff0000) + 0x8000);
+        mi_store_rounded(y + 1, vf_load(x + 1), vf_load(x + 17));
+        for (int i = 1; i < 33; i++) {
+            if (x[i] != x[i]) same_int("mi_store_rounded of NaN", (y[i] & 0x7fff) > 0x7f80, 1);
+            else same_int("mi_store_rounded", y[i], float_to_bf16(x[i]));
+        }
+    }
+}
+
 static void check_pieces(void) { /* a float is the sum of its upper half and what is left, of that again, and the last */
     float a[16], b[16], rest[16];
     uint16_t y[32];
@@ -267,6 +280,7 @@ int main(void) {
     check_half_arithmetic();
     check_cut();
     check_store_pairs();
+    check_store_rounded();
     check_pieces();
     if (syscall(SYS_arch_prctl, 0x1023, 18)) { /* ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA */
         printf("no tile registers, %ld values\n", compared);

@@ -19,7 +19,9 @@ FEW_DESCRIPTORS = 1024
 ENGINE_OPTIONS = (
     click.option("--threads", type=click.IntRange(1), help="Compute threads [default: physical cores granted]."),
     click.option("--kv-memory", metavar="SIZE", help='KV cache, bytes or "4GiB" [default: a share of free memory].'),
-    click.option("--kv-dtype", type=click.Choice(["fp16", "fp32", "int8"]), help="KV cache type [default: fp16]."),
+    click.option(
+        "--kv-dtype", type=click.Choice(["fp16", "fp32", "int8", "bf16"]), help="KV cache type [default: as compute]."
+    ),
     click.option(
         "--compute", type=click.Choice(["fast", "exact", "bf16"]), help="Arithmetic [default: by file and machine]."
     ),

@@ -38,7 +38,9 @@ source_options = _all(
 engine_options = _all(
     click.option("--threads", type=click.IntRange(1), metavar="N", help="Threads of the engine."),
     click.option("--compute", type=click.Choice(["fast", "exact", "bf16"]), help="Arithmetic of the engine."),
-    click.option("--kv-dtype", type=click.Choice(["fp16", "fp32", "int8"]), help="Element type of the KV cache."),
+    click.option(
+        "--kv-dtype", type=click.Choice(["fp16", "fp32", "int8", "bf16"]), help="Element type of the KV cache."
+    ),
     click.option("--max-context", type=click.IntRange(1), metavar="N", help="Context of the engine in tokens."),
 )
 

@@ -6,91 +6,6 @@
 # thread count. K and V are read as stored; slots past a row's length are never used. The scales of an int8 cache belong
 # to tokens: K's multiply the scores, V's the probabilities, one number a column, and the tiles multiply bare integers.
 
-cdef enum:
-    ATTN_ROWS = 48              # query rows (positions x heads of a KV group) a work item covers
-    FEW_ROWS = 16               # rows up to which an item waits for memory, and prefetches
-
-
-cdef struct ItemPlace:
-    # which part of the batch an item is
-    int row                     # of the batch
-    int i                       # of the row's items: chunk by chunk, in each the KV heads
-    const int32_t* table
-    int head                    # KV head
-    int first                   # position of its first token
-    int n_tok
-    Py_ssize_t token            # its first token's number in the batch
-
-
-cdef struct AttentionItem:
-    # query rows of one KV head: row r is head r % group of position first + r / group
-    const KVCache* kv
-    const AttentionParams* p
-    const int32_t* table
-    int head                    # KV head
-    int group                   # query heads a KV head serves
-    int first                   # position of row 0
-    int first_block             # entry of the table with the first key that any row sees: those before may be gone
-    int rows
-    float* s                    # [rows][KV_TILE] scores
-    float* q                    # [rows][head_dim], scaled
-    float* wide                 # keys or values of a tile as floats
-    float* o                    # [rows][v_dim], of the range
-    float* m                    # [rows] max of the range
-    float* l                    # [rows] sum of the range
-    float* o_all                # the same, over all ranges so far
-    float* m_all
-    float* l_all
-    float k_scale[KV_TILE]      # of an int8 cache, the tokens of a tile
-    float v_scale[KV_TILE]
-    const ItemPlace* next       # of the item that comes after this one; its table is NULL if none does
-
-
-cdef inline int first_key(const AttentionParams* p, int position) noexcept nogil:
-    return max(0, position - p.window + 1) if p.window > 0 else 0
-
-
-cdef inline int first_tile(const AttentionParams* p, int position) noexcept nogil:
-    """Where the first tile begins that is read for a position."""
-    return first_key(p, position) // KV_TILE * KV_TILE
-
-
-cdef bint blocks_exist(const AttentionItem* it, Py_ssize_t table_size) noexcept nogil:
-    """For the debug build: every block that the item reads is in its table, and in the pool."""
-    cdef int i, bs = it.kv.block_size
-    cdef int last = it.first + it.rows // it.group - 1
-    for i in range(it.first_block, last // bs + 1):
-        MIRO_INDEX(i, table_size)
-        MIRO_INDEX(it.table[i], it.kv.n_blocks)
-    return True
-
-
-cdef void score_tile(AttentionItem* it, int t0, int last) noexcept nogil:
-    """s = q K^T for tokens [t0, t0 + KV_TILE) up to `last`, the latest any row may see.
-
-    Where a tile begins before the window, the columns that nobody sees come from a block that exists.
-    """
-    cdef const KVCache* kv = it.kv
-    cdef int bs = kv.block_size, b, c, panels = 0
-    cdef KVTile t
-    for b in range(KV_TILE // bs):
-        if t0 + b * bs > last:
-            break
-        for c in range(bs // PANEL):
-            t.at[panels] = (
-                it.table[max(t0 // bs + b, it.first_block)] * kv.k_block
-                + <Py_ssize_t>it.head * kv.head_dim * bs + c * PANEL
-            )
-            panels += 1
-    t.a, t.lda = it.q, kv.head_dim
-    t.w, t.ldw = kv.k, bs
-    t.c, t.ldc = it.s, KV_TILE
-    t.n = kv.head_dim
-    t.first = True
-    t.wide = it.wide
-    kv_rows_any(kv.dtype, &t, it.rows, panels)
-
-
 cdef inline void mask_row(float* s, int lo, int hi) noexcept nogil:
     cdef int j
     for j in range(lo):
@@ -146,29 +61,6 @@ cdef inline void exponentials(float* s, float top, float* l) noexcept nogil:
     l[0] = l[0] + mi_fold16(lane)
 
 
-cdef void add_values(AttentionItem* it, int t0, int row, int rows, int lo, int hi) noexcept nogil:
-    """o += s V for `rows` rows from `row`, over the tile's tokens [lo, hi) alone: the rest is never read."""
-    cdef const KVCache* kv = it.kv
-    cdef int bs = kv.block_size, b, c, c0, j0, j1
-    cdef Py_ssize_t base
-    cdef KVTile t
-    t.lda, t.ldc = KV_TILE, kv.v_dim
-    t.first = False
-    t.wide = it.wide
-    for b in range(lo // bs, (hi + bs - 1) // bs):
-        j0 = max(lo, b * bs)
-        j1 = min(hi, (b + 1) * bs)
-        base = it.table[t0 // bs + b] * kv.v_block + (<Py_ssize_t>it.head * bs + j0 - b * bs) * kv.v_dim
-        t.a = it.s + row * KV_TILE + j0
-        t.n = j1 - j0
-        for c0 in range(0, kv.v_dim // PANEL, 4):     # 4: KV_PANELS, which as an enum would make this no C loop
-            for c in range(c0, min(c0 + KV_PANELS, kv.v_dim // PANEL)):
-                t.at[c - c0] = base + c * PANEL
-            t.w, t.ldw = kv.v, kv.v_dim
-            t.c = it.o + row * kv.v_dim + c0 * PANEL
-            kv_rows_any(kv.dtype, &t, rows, min(KV_PANELS, kv.v_dim // PANEL - c0))
-
-
 cdef inline void finish_scores(AttentionItem* it, int row, int lo, int hi) noexcept nogil:
     """The row's scores of a tile, tokens [lo, hi) being visible, and its maximum."""
     cdef float* s = it.s + row * KV_TILE
@@ -193,49 +85,29 @@ cdef void weigh_tile(AttentionItem* it, int t0) noexcept nogil:
     """Scores of a tile into weights; all maxima first, so that a mispredicted one does not hold up exponentials."""
     cdef int i, r, lo, hi, positions = it.rows // it.group
     for i in range(positions):
-        lo = max(0, first_key(it.p, it.first + i) - t0)
-        hi = min(KV_TILE, it.first + i + 1 - t0)
+        lo, hi = first_visible(it, i, t0), end_visible(it, i, t0)
         if lo < hi:
             for r in range(i * it.group, (i + 1) * it.group):
                 finish_scores(it, r, lo, hi)
     for i in range(positions):
-        if max(0, first_key(it.p, it.first + i) - t0) < min(KV_TILE, it.first + i + 1 - t0):
+        if first_visible(it, i, t0) < end_visible(it, i, t0):
             for r in range(i * it.group, (i + 1) * it.group):
                 weigh_row(it, r)
 
 
 cdef void attend_tile(AttentionItem* it, int t0) noexcept nogil:
-    cdef int positions = it.rows // it.group, i, lo, hi
-    cdef int last = it.first + positions - 1
-    cdef int seen_by_all = 0    # tokens of the tile, from its start, that every row sees
-    if first_key(it.p, last) <= t0:
-        seen_by_all = max(0, min(KV_TILE, it.first + 1 - t0))
-    if it.rows <= FEW_ROWS:     # more rows take longer to compute than the memory takes to answer
-        prefetch_values(
-            it.kv, it.table, it.head, max(t0, it.first_block * it.kv.block_size), min(t0 + KV_TILE - 1, last),
-        )
+    cdef int last = it.first + it.rows // it.group - 1
+    cdef bint few = it.rows <= FEW_ROWS     # more rows take longer to compute than the memory takes to answer
+    if few:
+        ask_before_scores(it, t0, last)
     score_tile(it, t0, last)
-    if it.rows <= FEW_ROWS:
-        if t0 + KV_TILE <= last:
-            prefetch_keys(it.kv, it.table, it.head, t0 + KV_TILE, min(t0 + 2 * KV_TILE - 1, last))
-        elif it.next.table != NULL:
-            prefetch_keys(
-                it.kv, it.next.table, it.next.head, first_key(it.p, it.next.first),
-                min(first_tile(it.p, it.next.first) + KV_TILE - 1, it.next.first),
-            )
+    if few:
+        ask_after_scores(it, t0, last)
     if it.kv.dtype == KV_I8:
         copy_scales(it.kv, it.kv.k_scale, it.table, it.first_block, it.head, t0, last, it.k_scale)
         copy_scales(it.kv, it.kv.v_scale, it.table, it.first_block, it.head, t0, last, it.v_scale)
     weigh_tile(it, t0)
-    if seen_by_all > 0:
-        add_values(it, t0, 0, it.rows, 0, seen_by_all)
-    if seen_by_all == KV_TILE:
-        return
-    for i in range(positions):
-        lo = max(seen_by_all, first_key(it.p, it.first + i) - t0)
-        hi = min(KV_TILE, it.first + i + 1 - t0)
-        if lo < hi:
-            add_values(it, t0, i * it.group, it.group, lo, hi)
+    add_tile(it, t0, last)
 
 
 cdef void merge_range(AttentionItem* it) noexcept nogil:
@@ -290,13 +162,14 @@ cdef void attend_rows(AttentionItem* it, const float* q, Py_ssize_t ldq, float* 
         dst = it.q + r * d
         for j in range(d):
             dst[j] = src[j] * scale
+    begin_item(it)
     attend(it)
     for r in range(it.rows):
         src = it.o_all + r * it.kv.v_dim
         dst = out + (r // it.group) * ldo + (it.head * it.group + r % it.group) * d
         inverse = <float>1.0 / it.l_all[r]
         for j in range(d):
-            dst[j] = src[j] * inverse
+            dst[j] = mi_fma(src[j], inverse, 0)     # no negative zeros: tiles add what is not seen as zeros
 
 
 cdef void quantise_output(
@@ -348,17 +221,21 @@ cdef void attention(
     it.p = p
     it.group = group
     it.next = &after
+    cdef int rows = (span * group + 15) // 16 * 16      # that there is room for
     it.s = scratch
-    it.q = it.s + span * group * KV_TILE
-    it.wide = it.q + span * group * kv.head_dim
+    it.q = it.s + rows * KV_TILE
+    it.wide = it.q + rows * kv.head_dim
     it.o = it.wide + KV_TILE * max(kv.head_dim, KV_TILE)
-    it.o_all = it.o + span * group * kv.v_dim
-    it.m = it.o_all + span * group * kv.v_dim
-    it.l = it.m + span * group
-    it.m_all = it.l + span * group
-    it.l_all = it.m_all + span * group
+    it.o_all = it.o + rows * kv.v_dim
+    it.m = it.o_all + rows * kv.v_dim
+    it.l = it.m + rows
+    it.m_all = it.l + rows
+    it.l_all = it.m_all + rows
+    it.tiles = <uint8_t*>(it.l_all + rows)
+    it.tiles += -<Py_ssize_t>it.tiles & 63
+    it.shape = 0
     MIRO_ASSERT(KV_TILE % kv.block_size == 0)
-    MIRO_SPAN(0, it.l_all + span * group - scratch, attention_scratch_floats(kv.head_dim))
+    MIRO_SPAN(0, <float*>(it.tiles + item_bytes(&it)) - scratch, attention_scratch_floats(kv.head_dim))
     place_item(batch, kv, span, 0, th, &at)
     while at.table != NULL:
         place_item(batch, kv, span, at.row, at.i + nth, &after)
@@ -369,3 +246,4 @@ cdef void attention(
         if quantised != NULL:
             quantise_output(&it, out, ldo, at.token, batch.n_tokens, quantised)
         at = after
+    items_done()

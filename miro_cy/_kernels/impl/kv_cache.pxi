@@ -41,7 +41,7 @@ cdef inline void prefetch_scales(const KVCache* kv, const float* scales, int blo
 cdef void prefetch_keys(const KVCache* kv, const int32_t* table, int head, int first, int last) noexcept nogil:
     """Ask for the keys of tokens `first` to `last`, of whole blocks."""
     cdef int b
-    cdef Py_ssize_t i, size = kv_element_size(kv.dtype), n = <Py_ssize_t>kv.head_dim * kv.block_size
+    cdef Py_ssize_t i, size = kv_element_size(kv.dtype), n = <Py_ssize_t>kv.k_dim * kv.block_size
     for b in range(first // kv.block_size, last // kv.block_size + 1):
         for i in range(0, n * size, 64):
             mi_prefetch(<const uint8_t*>kv.k + (table[b] * kv.k_block + head * n) * size + i)
@@ -52,10 +52,11 @@ cdef void prefetch_keys(const KVCache* kv, const int32_t* table, int head, int f
 cdef void prefetch_values(const KVCache* kv, const int32_t* table, int head, int first, int last) noexcept nogil:
     """Alike for the values."""
     cdef int b, bs = kv.block_size
-    cdef Py_ssize_t i, base, size = kv_element_size(kv.dtype)
+    cdef Py_ssize_t i, n, base, size = kv_element_size(kv.dtype)
     for b in range(first // bs, last // bs + 1):
         base = (table[b] * kv.v_block + <Py_ssize_t>head * bs * kv.v_dim) * size
-        for i in range(0, <Py_ssize_t>min(bs, last + 1 - b * bs) * kv.v_dim * size, 64):
+        n = bs if kv.dtype == KV_BF16 else min(bs, last + 1 - b * bs)
+        for i in range(0, n * kv.v_dim * size, 64):
             mi_prefetch(<const uint8_t*>kv.v + base + i)
         if kv.dtype == KV_I8:
             prefetch_scales(kv, kv.v_scale, table[b], head)
@@ -101,6 +102,27 @@ cdef void store_vector(
         store_kv(kv.dtype, p, at + j * step, x[j] if bias == NULL else x[j] + bias[j])
 
 
+cdef inline uint16_t to_bf16(float x) noexcept nogil:
+    """To nearest, ties to even; NaN stays one."""
+    cdef uint32_t bits = mi_float_to_bits(x)
+    if (bits & 0x7fffffffu) > 0x7f800000u:
+        return <uint16_t>(bits >> 16) | 0x40
+    return <uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16)
+
+
+cdef void write_pairs(
+    const KVCache* kv, Py_ssize_t block, int h, int at, const float* k, const float* v, const float* bias,
+) noexcept nogil:
+    """One head of a token of a bfloat16 cache."""
+    cdef int d, bs = kv.block_size
+    cdef uint16_t* keys = <uint16_t*>kv.k + block * kv.k_block + <Py_ssize_t>h * kv.k_dim * bs + (at & ~15) * 32
+    cdef uint16_t* values = <uint16_t*>kv.v + block * kv.v_block + <Py_ssize_t>h * kv.v_dim * bs + (at & ~1) * 16
+    for d in range(kv.k_dim):
+        keys[(d & ~31) * bs + (d >> 1 & 15) * 32 + (at & 15) * 2 + (d & 1)] = to_bf16(k[d]) if d < kv.head_dim else 0
+    for d in range(kv.head_dim):
+        values[(d & ~15) * bs + (d & 15) * 2 + (at & 1)] = to_bf16(v[d] if bias == NULL else v[d] + bias[d])
+
+
 cdef void write_token(
     const KVCache* kv, Py_ssize_t block, int at, const float* k, const float* v, const float* v_bias,
 ) noexcept nogil:
@@ -111,6 +133,9 @@ cdef void write_token(
         scale = block * kv.scale_block + h * kv.block_size + at
         if v_bias != NULL:
             bias = v_bias + h * d
+        if kv.dtype == KV_BF16:
+            write_pairs(kv, block, h, at, k + h * d, v + h * d, bias)
+            continue
         store_vector(
             kv, kv.k, block * kv.k_block + <Py_ssize_t>h * d * kv.block_size + at, kv.block_size, kv.k_scale, scale,
             k + h * d, NULL,

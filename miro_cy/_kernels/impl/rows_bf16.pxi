@@ -13,6 +13,7 @@ cdef extern from "tiles.h" nogil:
     vh vh_bytes(vi x, int shift, float zero)
     void vh_store_cut(void* p, vh v)
     void mi_store_pairs(void* p, const float* x, float factor)
+    void mi_store_rounded(void* p, vf a, vf b)
     vi mi_upper_halves(vf a, vf b)
     vf mi_below(vf a)
     void mi_tiles_shape(int a, int b)

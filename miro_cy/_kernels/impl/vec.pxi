@@ -5,9 +5,9 @@ from libc.stdint cimport int8_t, int32_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from miro_cy._kernels.abi cimport (
-    EXPONENT, KV_F16, KV_F32, KV_I8, KV_RANGE, KV_TILE, LAYOUT_BF16, LAYOUT_F16, LAYOUT_F32, LAYOUT_Q4, LAYOUT_Q8,
-    PANEL, PROBE_QUADS, QBLOCK, QGROUP, TILE_ROWS, Activations, AttentionParams, BatchRows, Candidate, KVCache,
-    KernelTable, PackedMatrix, QuantBlock, attention_scratch_floats, is_float_layout, kv_element_size,
+    EXPONENT, KV_BF16, KV_F16, KV_F32, KV_I8, KV_RANGE, KV_TILE, LAYOUT_BF16, LAYOUT_F16, LAYOUT_F32, LAYOUT_Q4,
+    LAYOUT_Q8, PANEL, PROBE_QUADS, QBLOCK, QGROUP, TILE_ROWS, Activations, AttentionParams, BatchRows, Candidate,
+    KVCache, KernelTable, PackedMatrix, QuantBlock, attention_scratch_floats, is_float_layout, kv_element_size,
     matmul_scratch_floats,
 )
 from miro_cy.native cimport MIRO_ASSERT, MIRO_INDEX, MIRO_SPAN

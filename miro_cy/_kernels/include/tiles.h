@@ -107,6 +107,11 @@ MI_INLINE void mi_store_pairs(void *p, const float *x, float factor) {
     _mm512_storeu_si512(p, _mm512_permutexvar_epi16((__m512i)order, rounded));
 }
 
+/* 32 floats as bfloat16, to nearest */
+MI_INLINE void mi_store_rounded(void *p, vf low, vf high) {
+    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+}
+
 /* --- floats in pieces of bfloat16, exactly ------------------------------------------------------------------------ */
 /* a in the lower and b in the upper half of each 32 bits, cut to their upper 16 bits */
 MI_INLINE vi mi_upper_halves(vf a, vf b) {
