@@ -81,12 +81,12 @@ cdef struct Activations:
 
 
 cdef struct KVCache:
-    # one layer: K transposed inside a block, V row-major, both head-major; of bfloat16, pairs of dimensions by 16 tokens,
-    # and pairs of tokens by 16 dimensions
+    # one layer, head-major: K transposed inside a block, V row-major. Of bfloat16, pairs of dimensions by 16 tokens and
+    # pairs of tokens by 16 dimensions:
+    #   k [blocks][kv_heads][k_dim / 32][block_size / 16][16 pairs][16 tokens][2]
+    #   v [blocks][kv_heads][v_dim / 16][block_size / 2 pairs][16][2]
     void* k                 # [blocks][kv_heads][head_dim][block_size]
-                            # bfloat16: [blocks][kv_heads][k_dim / 32][block_size / 16][16 pairs][16 tokens][2]
     void* v                 # [blocks][kv_heads][block_size][v_dim]
-                            # bfloat16: [blocks][kv_heads][v_dim / 16][block_size / 2 pairs][16][2]
     float* k_scale          # [blocks][kv_heads][block_size] beside int8, else NULL
     float* v_scale
     int dtype               # KVType
@@ -261,4 +261,4 @@ cdef inline Py_ssize_t attention_scratch_floats(int head_dim) noexcept nogil:
     tile registers read: queries, weights and values.
     """
     cdef int wide = max(head_dim, KV_TILE), padded = head_dim + QBLOCK
-    return 64 * (KV_TILE + 3 * (head_dim + 16) + 8) + KV_TILE * wide + 64 * padded + 3072
+    return 64 * (KV_TILE + 3 * (head_dim + 16) + 24) + KV_TILE * wide + 64 * padded + 3072

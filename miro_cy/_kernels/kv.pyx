@@ -31,9 +31,9 @@ cdef class KVLayer:
     """K and V of n_blocks blocks, zeros: the value padding past head_dim is read.
 
     dtype: a key of KV_TYPES; block_size: 16, 32 or 64. k [blocks, kv_heads, head_dim, block_size], v [blocks, kv_heads,
-    block_size, v_dim], bfloat16 as KVCache says, and beside int8 k_scale and v_scale, float32 [blocks, kv_heads, block_size]. Pages of memory are
-    taken as they are first used. arena: where to lie (memory.Arena). Raises ValueError for an unknown dtype or block
-    size.
+    block_size, v_dim], bfloat16 as KVCache says; beside int8 k_scale and v_scale, float32 [blocks, kv_heads,
+    block_size]. Pages of memory are taken as they are first used. arena: where to lie (memory.Arena). Raises ValueError
+    for an unknown dtype or block size.
     """
 
     def __init__(self, Py_ssize_t n_blocks, int n_kv_heads, int head_dim, int block_size, str dtype, arena=None):

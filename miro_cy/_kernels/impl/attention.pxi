@@ -27,68 +27,90 @@ cdef inline void scale_row(float* s, const float* by) noexcept nogil:
         s[j] = s[j] * by[j]
 
 
-cdef inline void raise_top(const float* s, float* m, float* l, float* o, int v_dim) noexcept nogil:
-    """Online softmax, first half of a row: its maximum with this tile's; rescales the row's sum and accumulator."""
+cdef inline float largest(const float* s, float top) noexcept nogil:
+    """Of `top` and a row's scores of a tile."""
     cdef float lane[16]
-    cdef float top, f
+    cdef float x
     cdef int j, t
     for j in range(16):
         lane[j] = s[j]
     for t in range(1, KV_TILE // 16):
         for j in range(16):
             lane[j] = s[t * 16 + j] if s[t * 16 + j] > lane[j] else lane[j]
-    top = mi_fold16_max(lane)
-    if top > m[0]:
-        f = expf_fast(m[0] - top)
-        m[0] = top
-        l[0] = l[0] * f
-        for j in range(v_dim):
-            o[j] = o[j] * f
+    x = mi_fold16_max(lane)
+    return x if x > top else top
 
 
 cdef inline void exponentials(float* s, float top, float* l) noexcept nogil:
-    """The second half: s becomes exp(s - top), and the row's sum grows by them."""
+    """s becomes exp(s - top), and the row's sums, one for each of 16 columns, grow by them."""
     cdef float lane[16]
     cdef float f
     cdef int j, t
     for j in range(16):
-        lane[j] = 0
+        lane[j] = l[j]
     for t in range(KV_TILE // 16):
         for j in range(16):
             f = expf_fast(s[t * 16 + j] - top)
             s[t * 16 + j] = f
             lane[j] = lane[j] + f
-    l[0] = l[0] + mi_fold16(lane)
+    for j in range(16):
+        l[j] = lane[j]
 
 
 cdef inline void finish_scores(AttentionItem* it, int row, int lo, int hi) noexcept nogil:
-    """The row's scores of a tile, tokens [lo, hi) being visible, and its maximum."""
+    """The row's scores of a tile, tokens [lo, hi) being visible, and the maximum with them."""
     cdef float* s = it.s + row * KV_TILE
-    cdef int d = it.kv.v_dim
     if it.kv.dtype == KV_I8:
         scale_row(s, it.k_scale)
     if it.p.soft_cap > 0:
         cap_row(s, it.p.soft_cap)
     mask_row(s, lo, hi)
-    raise_top(s, it.m + row, it.l + row, it.o + row * d, d)
+    it.top[row] = largest(s, it.m[row])
+
+
+cdef inline void scale_sums(AttentionItem* it, int row, float by) noexcept nogil:
+    cdef float* l = it.l + row * 16
+    cdef float* o = it.o + row * it.kv.v_dim
+    cdef int j
+    for j in range(16):
+        l[j] = l[j] * by
+    for j in range(it.kv.v_dim):
+        o[j] = o[j] * by
+
+
+cdef void raise_maxima(AttentionItem* it) noexcept nogil:
+    """Rows whose maximum is a new one: what they have summed up is of the old one."""
+    cdef float by[16]
+    cdef float top
+    cdef int r, j
+    for r in range(0, it.rows, 16):
+        for j in range(16):
+            top = it.top[r + j]
+            by[j] = <float>1.0 if top == it.m[r + j] else expf_fast(it.m[r + j] - top)
+            it.m[r + j] = top
+        for j in range(min(16, it.rows - r)):
+            if by[j] != 1:
+                scale_sums(it, r + j, by[j])
 
 
 cdef inline void weigh_row(AttentionItem* it, int row) noexcept nogil:
     """The row's scores into weights of the values."""
     cdef float* s = it.s + row * KV_TILE
-    exponentials(s, it.m[row], it.l + row)
+    exponentials(s, it.m[row], it.l + row * 16)
     if it.kv.dtype == KV_I8:    # after the sum: it is of probabilities
         scale_row(s, it.v_scale)
 
 
 cdef void weigh_tile(AttentionItem* it, int t0) noexcept nogil:
-    """Scores of a tile into weights; all maxima first, so that a mispredicted one does not hold up exponentials."""
+    """Online softmax: scores of a tile into weights, all maxima first."""
     cdef int i, r, lo, hi, positions = it.rows // it.group
+    memcpy(it.top, it.m, (it.rows + 15) // 16 * 16 * sizeof(float))
     for i in range(positions):
         lo, hi = first_visible(it, i, t0), end_visible(it, i, t0)
         if lo < hi:
             for r in range(i * it.group, (i + 1) * it.group):
                 finish_scores(it, r, lo, hi)
+    raise_maxima(it)
     for i in range(positions):
         if first_visible(it, i, t0) < end_visible(it, i, t0):
             for r in range(i * it.group, (i + 1) * it.group):
@@ -113,17 +135,18 @@ cdef void attend_tile(AttentionItem* it, int t0) noexcept nogil:
 cdef void merge_range(AttentionItem* it) noexcept nogil:
     """(m, l, o) of a range into the totals."""
     cdef int r, j, d = it.kv.v_dim
-    cdef float top, a, b
+    cdef float top, a, b, l
     cdef const float* o
     cdef float* total
     for r in range(it.rows):
-        if it.l[r] == 0:                # no token of this range is visible to the row
+        l = mi_fold16(it.l + r * 16)
+        if l == 0:                      # no token of this range is visible to the row
             continue
         top = it.m[r] if it.m[r] > it.m_all[r] else it.m_all[r]
         a = expf_fast(it.m_all[r] - top)
         b = expf_fast(it.m[r] - top)
         it.m_all[r] = top
-        it.l_all[r] = mi_fma(it.l_all[r], a, it.l[r] * b)
+        it.l_all[r] = mi_fma(it.l_all[r], a, l * b)
         o, total = it.o + r * d, it.o_all + r * d
         for j in range(d):
             total[j] = mi_fma(total[j], a, o[j] * b)
@@ -138,9 +161,9 @@ cdef void attend(AttentionItem* it) noexcept nogil:
         it.l_all[i] = 0
     memset(it.o_all, 0, it.rows * it.kv.v_dim * sizeof(float))
     for g in range(first_key(it.p, it.first) // KV_RANGE, last // KV_RANGE + 1):
-        for i in range(it.rows):
+        for i in range((it.rows + 15) // 16 * 16):
             it.m[i] = -INFINITY
-            it.l[i] = 0
+        memset(it.l, 0, it.rows * 16 * sizeof(float))
         memset(it.o, 0, it.rows * it.kv.v_dim * sizeof(float))
         for r in range(KV_RANGE // KV_TILE):
             t = g * KV_RANGE + r * KV_TILE
@@ -228,8 +251,9 @@ cdef void attention(
     it.o = it.wide + KV_TILE * max(kv.head_dim, KV_TILE)
     it.o_all = it.o + rows * kv.v_dim
     it.m = it.o_all + rows * kv.v_dim
-    it.l = it.m + rows
-    it.m_all = it.l + rows
+    it.top = it.m + rows
+    it.l = it.top + rows
+    it.m_all = it.l + rows * 16
     it.l_all = it.m_all + rows
     it.tiles = <uint8_t*>(it.l_all + rows)
     it.tiles += -<Py_ssize_t>it.tiles & 63

@@ -33,8 +33,9 @@ cdef struct AttentionItem:
     int shape                   # that they have
     float* o                    # [rows][v_dim], of the range
     float* m                    # [rows] max of the range
-    float* l                    # [rows] sum of the range
-    float* o_all                # the same, over all ranges so far
+    float* top                  # [rows] max with that of a tile
+    float* l                    # [rows][16] sums of the range, of each 16th token
+    float* o_all                # these, over all ranges so far; sums [rows]
     float* m_all
     float* l_all
     float k_scale[KV_TILE]      # of an int8 cache, the tokens of a tile

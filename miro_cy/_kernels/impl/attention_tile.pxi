@@ -2,8 +2,8 @@
 # of the values are rounded to bfloat16 too (to nearest), sums are of float32. Other caches are multiplied in floats.
 #
 # What a row does not see has the weight 0, and tokens that no row of an item sees are taken as zeros, whatever the
-# cache holds there. So a row's bits depend neither on the rows beside it nor on whether its zeros were added: the driver
-# makes all zeros positive in the end.
+# cache holds there. So a row's bits depend neither on the rows beside it nor on whether its zeros were added: the
+# driver makes all zeros positive in the end.
 
 cdef enum:
     ROW_TILES = 4               # of 16 rows, most of an item
