@@ -102,25 +102,44 @@ cdef void store_vector(
         store_kv(kv.dtype, p, at + j * step, x[j] if bias == NULL else x[j] + bias[j])
 
 
-cdef inline uint16_t to_bf16(float x) noexcept nogil:
+cdef inline uint32_t to_bf16(float x) noexcept nogil:
     """To nearest, ties to even; NaN stays one."""
-    cdef uint32_t bits = mi_float_to_bits(x)
-    if (bits & 0x7fffffffu) > 0x7f800000u:
-        return <uint16_t>(bits >> 16) | 0x40
-    return <uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16)
+    cdef uint32_t bits = mi_float_to_bits(x), rounded = (bits + 0x7fffu + (bits >> 16 & 1)) >> 16
+    return bits >> 16 | 0x40 if (bits & 0x7fffffffu) > 0x7f800000u else rounded
+
+
+cdef inline void sixteen_to_bf16(const float* x, const float* bias, int n, uint32_t* out) noexcept nogil:
+    """x (+ bias), n of 16 elements, and zeros."""
+    cdef int j
+    if n >= 16 and bias == NULL:
+        for j in range(16):
+            out[j] = to_bf16(x[j])
+        return
+    for j in range(16):
+        out[j] = 0 if j >= n else to_bf16(x[j] if bias == NULL else x[j] + bias[j])
 
 
 cdef void write_pairs(
     const KVCache* kv, Py_ssize_t block, int h, int at, const float* k, const float* v, const float* bias,
 ) noexcept nogil:
-    """One head of a token of a bfloat16 cache."""
-    cdef int d, bs = kv.block_size
-    cdef uint16_t* keys = <uint16_t*>kv.k + block * kv.k_block + <Py_ssize_t>h * kv.k_dim * bs + (at & ~15) * 32
-    cdef uint16_t* values = <uint16_t*>kv.v + block * kv.v_block + <Py_ssize_t>h * kv.v_dim * bs + (at & ~1) * 16
-    for d in range(kv.k_dim):
-        keys[(d & ~31) * bs + (d >> 1 & 15) * 32 + (at & 15) * 2 + (d & 1)] = to_bf16(k[d]) if d < kv.head_dim else 0
-    for d in range(kv.head_dim):
-        values[(d & ~15) * bs + (d & 15) * 2 + (at & 1)] = to_bf16(v[d] if bias == NULL else v[d] + bias[d])
+    """One head of a token of a bfloat16 cache, whose cells are pairs."""
+    cdef int d, j, bs = kv.block_size
+    cdef uint32_t x[16]
+    cdef uint32_t* key = <uint32_t*>kv.k + (block * kv.k_block + <Py_ssize_t>h * kv.k_dim * bs) // 2
+    cdef uint32_t* value = <uint32_t*>kv.v + (block * kv.v_block + <Py_ssize_t>h * kv.v_dim * bs) // 2 + at // 2 * 16
+    cdef uint32_t others = 0xffff0000u if at % 2 == 0 else 0x0000ffffu
+    cdef const float* added = NULL
+    key += at // 16 * 256 + at % 16
+    for d in range(0, kv.k_dim, 16):
+        sixteen_to_bf16(k + d, NULL, kv.head_dim - d, x)
+        for j in range(8):
+            key[d // 32 * 16 * bs + (d % 32 // 2 + j) * 16] = x[2 * j] | x[2 * j + 1] << 16
+    for d in range(0, kv.v_dim, 16):
+        if bias != NULL:
+            added = bias + d
+        sixteen_to_bf16(v + d, added, kv.head_dim - d, x)
+        for j in range(16):
+            value[d // 2 * bs + j] = (value[d // 2 * bs + j] & others) | x[j] << (16 * (at % 2))
 
 
 cdef void write_token(
