@@ -97,6 +97,20 @@ def test_what_is_stored(seed, d, block_size, length, size):
         np.testing.assert_array_equal(got, reference_tiles.nearest(x))
 
 
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_no_two_threads_write_one_pair(rng, threads):
+    """Shares end anywhere, at even and odd positions of several rows."""
+    for i in range(60):
+        s = Sequences(rng, [40, 41, 7], 1, 1, 64, 16, "bf16")
+        first = i % 5
+        if first:
+            s.run([(n, 0, first) for n in range(3)])
+        s.run([(0, first, 40 - first), (1, first, 41 - first), (2, first, 7 - first)], threads=threads)
+        for n in range(3):
+            for got, x in zip(s.stored(n), (s.k[n], s.v[n]), strict=True):
+                np.testing.assert_array_equal(got, reference_tiles.nearest(x))
+
+
 @pytest.mark.parametrize("window", [0, 70])
 @pytest.mark.parametrize(("group", "d"), [(1, 20), (3, 48), (8, 64), (40, 16)])
 def test_batch_invariance_of_attention(group, d, window):
