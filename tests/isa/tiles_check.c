@@ -89,6 +89,13 @@ static void check_nibbles_and_bytes(void) {
             same_int("vh_bytes", y[i], double_to_half((double)(x[i] >> shift & 255) - (zero)));    \
     }
         BYTES(0, 128) BYTES(8, 128) BYTES(0, 32) BYTES(8, 32)
+#define SIGNED_BYTES(shift)                                                                        \
+    {                                                                                              \
+        vi_store(y, (vi)vh_signed_bytes(v, shift));                                                \
+        for (int i = 0; i < 32; i++)                                                               \
+            same_int("vh_signed_bytes", y[i], double_to_half((int8_t)(x[i] >> shift) + 0.0));      \
+    }
+        SIGNED_BYTES(0) SIGNED_BYTES(8)
     }
 }
 

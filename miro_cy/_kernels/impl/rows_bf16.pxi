@@ -11,6 +11,7 @@ cdef extern from "tiles.h" nogil:
     vh vh_pairs_of_floats(const float* p, float factor)
     vh vh_nibbles(vi x, int shift)
     vh vh_bytes(vi x, int shift, float zero)
+    vh vh_signed_bytes(vi x, int shift)
     void vh_store_cut(void* p, vh v)
     void mi_store_pairs(void* p, const float* x, float factor)
     void mi_store_rounded(void* p, vf a, vf b)

@@ -40,9 +40,9 @@ cdef inline void open_bytes(const uint8_t* w, vh power, uint8_t* out) noexcept n
     cdef vi x
     cdef int q
     for q in range(8):
-        x = vi_flip(vi_load(w + 64 * q))
-        vh_store_cut(out + 64 * pair_of(q, 0), vh_bytes(x, 0, 128) * d)
-        vh_store_cut(out + 64 * pair_of(q, 1), vh_bytes(x, 8, 128) * d)
+        x = vi_load(w + 64 * q)
+        vh_store_cut(out + 64 * pair_of(q, 0), vh_signed_bytes(x, 0) * d)
+        vh_store_cut(out + 64 * pair_of(q, 1), vh_signed_bytes(x, 8) * d)
 
 
 cdef inline void open_plane(const uint8_t* w, const float* scale, float power, uint8_t* out) noexcept nogil:

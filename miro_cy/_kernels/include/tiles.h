@@ -83,11 +83,23 @@ MI_INLINE vh vh_nibbles(vi x, int shift) {
     return (vh)_mm512_maskz_permutexvar_epi8(0xaaaaaaaaaaaaaaaa, upper, (__m512i)value);
 }
 
-/* The unsigned byte at bit `shift` of each 16 bits, less `zero`; 0x6400 is 1024 and its last bit counts 1. */
+/* The byte at bit `shift` of each 16 bits, 0 or 8, into the lower one, above it zeros or what lay there. */
+MI_INLINE __m512i mi_lower_bytes(vi x, int shift) {
+    const vi upper = {0x80038001, 0x80078005, 0x800b8009, 0x800f800d, 0x80038001, 0x80078005, 0x800b8009, 0x800f800d,
+                      0x80038001, 0x80078005, 0x800b8009, 0x800f800d, 0x80038001, 0x80078005, 0x800b8009, 0x800f800d};
+    return shift ? _mm512_shuffle_epi8((__m512i)x, (__m512i)upper) : (__m512i)x;
+}
+/* An unsigned one, less `zero`; 0x6400 is 1024 and its last bit counts 1. */
 MI_INLINE vh vh_bytes(vi x, int shift, float zero) {
-    __m512i low = _mm512_srli_epi16((__m512i)x, shift);
-    low = _mm512_or_si512(_mm512_and_si512(low, _mm512_set1_epi16(0xff)), _mm512_set1_epi16(0x6400));
-    return (vh)low - vh_set1(1024 + zero);
+    __m512i y = _mm512_ternarylogic_epi32( /* of y, a and b: y & a | b */
+        mi_lower_bytes(x, shift), _mm512_set1_epi16(0xff), _mm512_set1_epi16(0x6400), 0xea);
+    return (vh)y - vh_set1(1024 + zero);
+}
+/* A signed one: its sign is inverted, which makes it 128 larger and unsigned. */
+MI_INLINE vh vh_signed_bytes(vi x, int shift) {
+    __m512i y = _mm512_ternarylogic_epi32( /* of y, a and b: a ? y ^ b : b */
+        mi_lower_bytes(x, shift), _mm512_set1_epi16(0xff), _mm512_set1_epi16(0x6480), 0x6a);
+    return (vh)y - vh_set1(1024 + 128);
 }
 
 /* float16 -> bfloat16 of 2**-112 times as much: the sign stays, the other bits move down by three, which cuts the
