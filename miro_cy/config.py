@@ -86,7 +86,8 @@ def check_kv_dtype(dtype: KVDtype | None, compute: Compute) -> None:
         text = f"compute 'exact' keeps the KV cache in fp32; kv_dtype {dtype!r} contradicts it"
         raise ConfigError(text, field="kv_dtype")
     if compute != "bf16" and dtype == "bf16":
-        raise ConfigError(f"kv_dtype 'bf16' goes with compute 'bf16', not with {compute!r}", field="kv_dtype")
+        text = f"kv_dtype 'bf16' goes with compute 'bf16', in tile registers (Intel AMX), not with {compute!r}"
+        raise ConfigError(text, field="kv_dtype")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

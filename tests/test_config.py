@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from miro_cy.errors import ConfigError
 GOOD: dict[str, list[Any]] = {
     "threads": [None, 1, 1024],
     "kv_memory": [None, "auto", 1, MAX_BYTES, "4GiB"],
-    "kv_dtype": [None, "fp16", "fp32", "int8"],
+    "kv_dtype": [None, "fp16", "fp32", "int8", "bf16"],
     "compute": [None, "fast", "exact", "bf16"],
     "block_size": [16, 32, 64],
     "max_context": [None, 1, 2**24],
@@ -32,7 +33,7 @@ GOOD: dict[str, list[Any]] = {
 BAD: dict[str, list[Any]] = {
     "threads": [0, -1, 1025, 1.0, True, "2"],
     "kv_memory": [0, -1, MAX_BYTES + 1, 1.5, True, "", "4 GB of it", "-1", "1e9", "4PiB", b"1", "9" * 400, []],
-    "kv_dtype": ["fp8", "", 16, True, "FP16"],
+    "kv_dtype": ["fp8", "", 16, True, "FP16", "BF16", "bfloat16"],
     "compute": ["slow", "", 1, False, "bfloat16", "BF16"],
     "block_size": [0, 8, 17, 128, 32.0, "32", None, True, []],
     "max_context": [0, -5, 2**24 + 1, 512.0, True],
@@ -105,6 +106,23 @@ def test_exact_excludes_all_but_fp32_kv() -> None:
         assert EngineConfig(compute="bf16", kv_dtype=narrow).kv_dtype == narrow
     for compute in ("exact", "fast", "bf16"):
         assert EngineConfig(compute=compute, kv_dtype="fp32").kv_dtype == "fp32"
+
+
+def test_bf16_kv_needs_compute_bf16() -> None:
+    for compute, text in (
+        ("fast", "kv_dtype 'bf16' goes with compute 'bf16', in tile registers (Intel AMX), not with 'fast'"),
+        ("exact", "compute 'exact' keeps the KV cache in fp32; kv_dtype 'bf16' contradicts it"),
+    ):
+        for base, changes in (
+            (EngineConfig(), {"compute": compute, "kv_dtype": "bf16"}),
+            (EngineConfig(compute=compute), {"kv_dtype": "bf16"}),
+            (EngineConfig(compute="bf16", kv_dtype="bf16"), {"compute": compute}),
+        ):
+            with pytest.raises(ConfigError, match=f"^{re.escape(text)}$") as caught:
+                EngineConfig.build(base, changes)
+            assert caught.value.field == "kv_dtype"
+    assert EngineConfig(compute="bf16", kv_dtype="bf16").kv_dtype == "bf16"
+    assert EngineConfig(kv_dtype="bf16").compute is None, "decided when the model is loaded"
 
 
 def test_overrides_win_over_a_base() -> None:

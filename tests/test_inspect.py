@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from miro_cy import Engine, EngineConfig
+from miro_cy._kernels import select
 from miro_cy.errors import ConfigError, ModelFormatError, ModelNotFound, Unavailable, UnsupportedModel
 from miro_cy.inspect import LayerGroup, TypeShare, inspect_model
 from miro_cy.machine import default_threads
@@ -36,6 +37,15 @@ def _free(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"miro_cy.{module}.available_memory", lambda: FREE)
 
 
+@pytest.fixture(params=[True, False], ids=["tiles", "no-tiles"])
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """As if the machine had tile registers, or had none, for tests that load nothing."""
+    for module in ("inspect", "loading"):
+        monkeypatch.setattr(f"miro_cy.{module}.has_tiles", lambda: request.param)
+    given: bool = request.param
+    return given
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_memory_is_what_loading_takes(name: str) -> None:
     report = inspect_model(GOLDEN / name)
@@ -49,6 +59,7 @@ def test_memory_is_what_loading_takes(name: str) -> None:
         assert f"-{report.kv_dtype}-" in engine.fingerprint
         assert (report.name, report.context) == (engine.name, engine.context)
         assert report.memory[report.kv_dtype].kv == engine._parts.executor.kv_bytes
+    assert list(report.memory) == ["fp16", "fp32", "int8", *(["bf16"] if select.has_tiles() else [])]
     for dtype, memory in report.memory.items():
         assert memory.weights == taken
         assert memory.activations == buffers + 4 * engine._parts.spec.rope.dim * report.context
@@ -58,11 +69,13 @@ def test_memory_is_what_loading_takes(name: str) -> None:
     assert list(report.types.values()) == sorted(report.types.values(), key=lambda share: -share.bytes)
 
 
-def test_description_of_a_folder() -> None:
+def test_description_of_a_folder(tiles: bool) -> None:
+    """A KV cache of bf16 has a place where engines may have one, whatever this model's does by default."""
     report = inspect_model(GOLDEN / "hf" / "llama3-rope", context=100)
     with open_checkpoint(GOLDEN / "hf" / "llama3-rope") as checkpoint:
         buffers = step_bytes(checkpoint.spec, EngineConfig(), default_threads()) + 4 * 16 * 100
     rest = {"weights": 509184, "activations": buffers}
+    token = {"fp16": 256, "fp32": 512, "int8": 160} | ({"bf16": 384} if tiles else {})  # keys of 16 fill 32 in pairs
     assert asdict(report) | {"path": "", "rope_theta": 0} == {
         "name": "llama3-rope",
         "path": "",
@@ -86,20 +99,18 @@ def test_description_of_a_folder() -> None:
         "bytes": 509184,
         "types": {"F32": {"tensors": 21, "parameters": 127296, "bytes": 509184}},
         "problem": None,
-        "kv_bytes_per_token": {"fp16": 256, "fp32": 512, "int8": 160},
+        "kv_bytes_per_token": token,
         "kv_groups": [{"layers": 2, "window": 0}],
         "context": 100,
         "compute": "exact",
         "kv_dtype": "fp32",
         "memory": {  # whole blocks of 32 tokens
-            "fp16": rest | {"kv": 128 * 256, "kv_full": 128 * 256, "total": 509184 + buffers + 128 * 256},
-            "fp32": rest | {"kv": 128 * 512, "kv_full": 128 * 512, "total": 509184 + buffers + 128 * 512},
-            "int8": rest | {"kv": 128 * 160, "kv_full": 128 * 160, "total": 509184 + buffers + 128 * 160},
+            dtype: rest | {"kv": 128 * size, "kv_full": 128 * size, "total": 509184 + buffers + 128 * size}
+            for dtype, size in token.items()
         },
         "available": FREE,
         "capacity": {
-            dtype: {"worker": 4 * 512, "engine": 512, "worker_sequences": 16, "engine_sequences": 4}
-            for dtype in ("fp16", "fp32", "int8")
+            dtype: {"worker": 4 * 512, "engine": 512, "worker_sequences": 16, "engine_sequences": 4} for dtype in token
         },
         "fit": {},
     }
@@ -108,15 +119,15 @@ def test_description_of_a_folder() -> None:
 @pytest.mark.parametrize("name", ["gguf/Q4_1.gguf", "hf/llama"])
 @pytest.mark.parametrize("blocks", [0, 1, 7, 1000])
 def test_capacity_is_that_of_an_engine_and_of_a_worker(name: str, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """blocks: for which there is room beside weights and buffers."""
-    full = inspect_model(GOLDEN / name)
+    """blocks: for which there is room beside weights and buffers. Each KV dtype with arithmetic that takes it."""
+    full, modes = inspect_model(GOLDEN / name), {"fp16": "fast", "fp32": "exact", "int8": "fast", "bf16": "bf16"}
     for dtype, memory in full.memory.items():
         beside = memory.weights + memory.activations
         free = beside + blocks * 32 * full.kv_bytes_per_token[dtype]
         for module in ("inspect", "loading"):
             monkeypatch.setattr(f"miro_cy.{module}.available_memory", lambda free=free: free)
         capacity = inspect_model(GOLDEN / name).capacity[dtype]
-        settings = {"kv_dtype": dtype, "compute": "exact" if dtype == "fp32" else "fast", "threads": default_threads()}
+        settings = {"kv_dtype": dtype, "compute": modes[dtype], "threads": default_threads()}
         for tokens, kv_memory in ((capacity.engine, None), (capacity.worker, "auto")):
             if blocks == 0 and not tokens:
                 with pytest.raises(Unavailable):
@@ -126,11 +137,11 @@ def test_capacity_is_that_of_an_engine_and_of_a_worker(name: str, blocks: int, m
                 assert engine.describe()["capacity"] == tokens > 0
 
 
-def test_what_fits() -> None:
+def test_what_fits(tiles: bool) -> None:
     """As many tokens as have room beside everything else, and not a block more."""
     path = GOLDEN / "gguf" / "Q4_1.gguf"
     report = inspect_model(path, fit="24GiB")
-    assert list(report.fit) == list(report.kv_bytes_per_token)
+    assert list(report.fit) == list(report.kv_bytes_per_token) == ["fp16", "fp32", "int8", *(["bf16"] if tiles else [])]
     for dtype, fit in report.fit.items():
         block = 32 * report.kv_bytes_per_token[dtype]
         assert fit.total == 24 * 2**30 == fit.weights + fit.activations + fit.left
@@ -140,13 +151,13 @@ def test_what_fits() -> None:
     least = inspect_model(path, context=64).memory["int8"]
     size = least.weights + least.activations + 32 * report.kv_bytes_per_token["int8"]
     tight = inspect_model(path, fit=size).fit
-    assert {dtype: fit.tokens for dtype, fit in tight.items()} == {"fp16": 0, "fp32": 0, "int8": 32}
+    assert {dtype: fit.tokens for dtype, fit in tight.items()} == dict.fromkeys(report.fit, 0) | {"int8": 32}
     assert tight["int8"].context == 32 < report.max_context
     with pytest.raises(ConfigError, match=r"fit is too small: of 1,000,000 bytes the weights take .* which leaves -"):
         inspect_model(path, fit="1MB")
 
 
-def test_what_fits_of_sequences_of_a_context() -> None:
+def test_what_fits_of_sequences_of_a_context(tiles: bool) -> None:
     """--context is the longest that a sequence may become: what longer ones would need is left for others."""
     path = GOLDEN / "gguf" / "Q4_1.gguf"
     whole, short = inspect_model(path, fit="1GiB"), inspect_model(path, context=100, fit="1GiB")
@@ -155,7 +166,8 @@ def test_what_fits_of_sequences_of_a_context() -> None:
         assert fit.left > whole.fit[dtype].left, "shorter rotary tables"
         assert (fit.context, fit.sequences) == (100, fit.tokens // 128), "each takes four blocks of 32"
         assert whole.fit[dtype].sequences == whole.fit[dtype].tokens // whole.max_context
-    assert [short.capacity[dtype].engine for dtype in short.fit] == [whole.max_context] * 3, "default settings"
+    engines = [whole.max_context] * (4 if tiles else 3)
+    assert [short.capacity[dtype].engine for dtype in short.fit] == engines, "default settings"
 
 
 @pytest.mark.parametrize(("context", "blocks"), [(512, 2), (64, 2), (33, 2), (32, 1)])

@@ -12,6 +12,7 @@ import miro_cy
 from miro_cy import Engine, SamplingParams
 from miro_cy.config import EngineConfig
 from miro_cy.inspect import inspect_model
+from miro_cy.loading import Parts
 from miro_cy.tools.load import time_load
 from miro_cy.tools.plan import BenchPlan, Work
 from miro_cy.tools.steps import StepBench, open_bench, with_room
@@ -40,6 +41,10 @@ def _works(chosen: Chosen) -> tuple[Work, ...]:
     return (*works, *(Work("decode", 1, depth, NEW) for depth in chosen.depths))
 
 
+def _arithmetic_of(parts: Parts) -> tuple[str, str, str]:
+    return parts.executor.compute, parts.isa, parts.kv_dtype
+
+
 class _Miro:
     name = "miro"
 
@@ -56,9 +61,9 @@ class Steps(_Miro):
         self._settings = {"threads": config.threads, "max_context": config.max_context}
 
     @property
-    def arithmetic(self) -> tuple[str, str]:
-        """Compute mode and kernels."""
-        return self._bench.parts.executor.compute, self._bench.parts.isa
+    def arithmetic(self) -> tuple[str, str, str]:
+        """Compute mode, kernels and KV dtype."""
+        return _arithmetic_of(self._bench.parts)
 
     def prompt(self, length: int) -> float:
         return length / self._bench.run(Work("prompt", 1, 0, length)).seconds
@@ -83,10 +88,9 @@ class Requests(_Miro):
         self._rng = np.random.default_rng(0)
 
     @property
-    def arithmetic(self) -> tuple[str, str]:
-        """Compute mode and kernels."""
-        parts = self._engine._parts
-        return parts.executor.compute, parts.isa
+    def arithmetic(self) -> tuple[str, str, str]:
+        """Compute mode, kernels and KV dtype."""
+        return _arithmetic_of(self._engine._parts)
 
     def prompt(self, length: int) -> float:
         params = SamplingParams(temperature=0, max_tokens=1)

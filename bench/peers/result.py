@@ -30,9 +30,9 @@ _FLAGS = "import json, setup; print(json.dumps({e.name: e.extra_compile_args for
 
 
 def result_of(
-    rows: Sequence[Row], second: System, path: Path, *, threads: int, rounds: int, arithmetic: tuple[str, str]
+    rows: Sequence[Row], second: System, path: Path, *, threads: int, rounds: int, arithmetic: tuple[str, str, str]
 ) -> dict[str, Any]:
-    """All that is known of a comparison, as JSON takes it. arithmetic: miro's compute mode and kernels."""
+    """All that is known of a comparison, as JSON takes it. arithmetic: miro's compute mode, kernels and KV dtype."""
     return {
         "format": FORMAT,
         "format_version": VERSION,
@@ -42,13 +42,16 @@ def result_of(
     }
 
 
-def about_run(path: Path, threads: int, *others: Named, arithmetic: tuple[str, str] | None = None) -> dict[str, Any]:
+def about_run(
+    path: Path, threads: int, *others: Named, arithmetic: tuple[str, str, str] | None = None
+) -> dict[str, Any]:
     """What figures belong to: the day, the machine, the model, the builds of miro and of what it is compared with.
 
-    arithmetic: compute mode and kernels of the engine that ran (default: those of an engine of default settings).
+    arithmetic: compute mode, kernels and KV dtype of the engine that ran (default: as with default settings).
     """
     about = inspect_model(path)
-    compute, isa = arithmetic or (about.compute, TILES if about.compute == "bf16" else active_isa())
+    default = (about.compute, TILES if about.compute == "bf16" else active_isa(), about.kv_dtype)
+    compute, isa, kv_dtype = arithmetic or default
     machine = this_machine(isa, threads)
     return {
         "date": date.today().isoformat(),
@@ -63,7 +66,7 @@ def about_run(path: Path, threads: int, *others: Named, arithmetic: tuple[str, s
             "format": about.format,
             "file_bytes": about.bytes,
             "compute": compute,
-            "kv_dtype": about.kv_dtype,
+            "kv_dtype": kv_dtype,
         },
         "miro": {
             "version": miro_cy.__version__,

@@ -40,7 +40,7 @@ def made() -> dict[str, Any]:
     return result.result_of(ROWS, Peer(), MODEL, threads=2, rounds=5, arithmetic=ARITHMETIC)  # type: ignore[arg-type]
 
 
-ARITHMETIC = ("fast", active_isa())
+ARITHMETIC = ("fast", active_isa(), "fp16")
 
 
 def strings(value: Any) -> Iterator[str]:
@@ -180,6 +180,7 @@ def test_miro_beside_native_programs(programs: Path, tmp_path: Path, monkeypatch
         ("attention at 40, a layer", "ms"),
         ("start to first token", "s"),
     ]
+    assert (made["model"]["compute"], made["model"]["kv_dtype"]) == ("fast", "fp16"), "an engine for two at once"
     prompt, one, two, deep, attention, load = made["rows"]
     assert (prompt["llama.cpp"]["median"], one["llama.cpp"]["median"]) == (50.0, 100.0)
     assert deep["llama.cpp"]["median"] == pytest.approx(49.6)

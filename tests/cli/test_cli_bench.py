@@ -97,9 +97,9 @@ def test_compute_mode_in_tiles(runner: CliRunner, monkeypatch: pytest.MonkeyPatc
     asked = ["bench", FAST, *QUICK, "--compute", "bf16"]
     if select.has_tiles():
         report = json.loads(runner.invoke(main, [*asked, "--json"]).stdout)
-        assert (report["model"]["compute"], report["model"]["kv_dtype"]) == ("bf16", "fp16")
+        assert (report["model"]["compute"], report["model"]["kv_dtype"]) == ("bf16", "bf16")
         assert report["machine"]["isa"] == select.TILES
-        assert "compute bf16, KV cache fp16" in runner.invoke(main, asked).stdout
+        assert "compute bf16, KV cache bf16" in runner.invoke(main, asked).stdout
     monkeypatch.setattr("miro_cy.loading.has_tiles", lambda: False)
     result = runner.invoke(main, asked)
     assert (result.exit_code, result.stdout) == (2, "")
@@ -129,6 +129,9 @@ def test_compute_mode_in_tiles(runner: CliRunner, monkeypatch: pytest.MonkeyPatc
         [FAST, "--prompt", "512"],
         [FAST, "--depth", "510"],
         [FAST, "--compute", "exact", "--kv-dtype", "fp16"],
+        [FAST, "--compute", "fast", "--kv-dtype", "bf16"],
+        [FAST, "--rows", "1-4", "--kv-dtype", "bf16"],
+        [EXACT, "--kv-dtype", "bf16"],
         [FAST, "--max-context", "1024"],
         [FAST, "--repeat", "0"],
         [FAST, "again"],

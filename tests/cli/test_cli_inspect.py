@@ -28,7 +28,17 @@ def _free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("miro_cy.inspect.available_memory", lambda: 10**9)
 
 
-def test_table(runner: CliRunner) -> None:
+@pytest.fixture(params=[True, False], ids=["tiles", "no-tiles"])
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """As if the machine had tile registers, or had none: nothing is loaded here."""
+    for module in ("inspect", "loading"):
+        monkeypatch.setattr(f"miro_cy.{module}.has_tiles", lambda: request.param)
+    given: bool = request.param
+    return given
+
+
+def test_table(runner: CliRunner, tiles: bool) -> None:
+    """The element types that an engine on this machine may have, and which it has unless told."""
     result = runner.invoke(main, ["inspect", FILE, "--context", "256"])
     assert (result.exit_code, result.stderr) == (0, "")
     memory, capacity = result.stdout.split("capacity")
@@ -36,25 +46,27 @@ def test_table(runner: CliRunner) -> None:
     assert lines["format"] == "GGUF 3, architecture llama"
     assert lines["heads"] == "4 of 64 dimensions, 2 for keys and values"
     assert "Q4_1" in lines
-    assert lines["KV cache"] == "1,024 bytes a token in fp16, 2,048 in fp32, 544 in int8"
+    cache = "1,024 bytes a token in fp16, 2,048 in fp32, 544 in int8"
+    assert lines["KV cache"] == cache + (", 1,024 in bf16" if tiles else "")
     assert lines["memory"] == "at 256 tokens:"
-    assert lines["fp16 (default)"].endswith("+ KV cache 262.1 kB")
+    labels = ["fp16", "fp32", "int8", "bf16 (default)"] if tiles else ["fp16 (default)", "fp32", "int8"]
+    assert lines[labels[-1] if tiles else labels[0]].endswith("+ KV cache 262.1 kB")
     assert [line.strip() for line in capacity.splitlines()] == [
         "with the default share of the 1.0 GB that are free here:",
-        "fp16 (default)  2,048 tokens for a worker, 512 in a program",
-        "fp32            2,048 tokens for a worker, 512 in a program",
-        "int8            2,048 tokens for a worker, 512 in a program",
+        *(f"{label:<16}2,048 tokens for a worker, 512 in a program" for label in labels),
     ]
 
 
-def test_what_fits(runner: CliRunner) -> None:
+def test_what_fits(runner: CliRunner, tiles: bool) -> None:
     result = runner.invoke(main, ["inspect", FILE, "--fit", "24GiB"])
     assert (result.exit_code, result.stderr) == (0, "")
     lines = [line for line in result.stdout.splitlines() if line.startswith("fit") or " tokens in " in line]
     fit = inspect_model(FILE, fit="24GiB").fit["fp16"]
     assert lines[0].split(maxsplit=1)[1].startswith("25,769,803,776 bytes: weights ")
-    assert lines[1].split(maxsplit=2)[2] == f"{fit.tokens:,} tokens in 25.8 GB: {fit.sequences:,} sequences of 512"
-    assert [line.split()[0] for line in lines[2:]] == ["fp32", "int8"]
+    labels = ["fp16", "fp32", "int8", "bf16 (default)"] if tiles else ["fp16 (default)", "fp32", "int8"]
+    assert [line[:18].strip() for line in lines[1:]] == labels
+    assert lines[1][18:] == f"{fit.tokens:,} tokens in 25.8 GB: {fit.sequences:,} sequences of 512"
+    assert not tiles or lines[4][18:] == lines[1][18:], "heads of 64 dimensions need no padding"
     result = runner.invoke(main, ["inspect", FILE, "--fit", "24GiB", "--json"])
     assert json.loads(result.stdout)["fit"]["fp16"] == asdict(fit)
     for size in ("lots", "1MB", "0"):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from miro_client.cli import COMMANDS
+from miro_cy._kernels import select
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -213,3 +214,34 @@ def test_an_interrupt_while_the_program_is_still_importing_is_quiet() -> None:
     ) as process:  # as for `miro &`
         out, err = process.communicate()
     assert (process.returncode, out[:5], err) == (0, b"miro ", b"")
+
+
+MODEL = str(Path(__file__).parents[1] / "data" / "golden" / "gguf" / "Q4_1.gguf")
+NOT_FAST = "kv_dtype 'bf16' goes with compute 'bf16', in tile registers (Intel AMX), not with 'fast'"
+
+
+@pytest.mark.parametrize("isa", ["", "generic"])
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ([], NOT_FAST),
+        (["--n", "4"], NOT_FAST),
+        (["--compute", "fast"], NOT_FAST),
+        (["--compute", "exact"], "compute 'exact' keeps the KV cache in fp32; kv_dtype 'bf16' contradicts it"),
+        (["--compute", "bf16"], "compute 'bf16' needs tile registers (Intel AMX)"),
+    ],
+    ids=" ".join,
+)
+def test_a_kv_cache_of_bf16_without_its_arithmetic_is_refused_in_one_line(
+    options: list[str], text: str, isa: str
+) -> None:
+    """On this machine, and as on one without tile registers: who does as one refusal says is told why by the next."""
+    if options == ["--compute", "bf16"] and not isa and select.has_tiles():
+        pytest.skip("this machine has tile registers")
+    arguments = ["run", "--model", MODEL, "--kv-dtype", "bf16", *options, "x"]
+    code = f"from miro_client.cli import main; main({arguments!r})"
+    with python(code, env=os.environ | {"MIRO_ISA": isa}) as process:
+        out, errors = process.communicate()
+    assert (process.returncode, out) == (2, b"")
+    (line,) = errors.decode().splitlines()
+    assert line.startswith(f"Error: {text}")

@@ -65,8 +65,7 @@ def assert_scores_alike(engine, prompt, result):
 
 def small_pool(engine, block_size, blocks):
     """Settings whose KV pool has that many blocks."""
-    dtype = "fp32" if "exact" in engine.fingerprint else "fp16"
-    block = engine._parts.spec.kv_bytes_per_token(dtype) * block_size
+    block = engine._parts.spec.kv_bytes_per_token(engine._parts.kv_dtype) * block_size
     return {"block_size": block_size, "kv_memory": block * blocks}
 
 
@@ -161,12 +160,14 @@ def test_promise_batch_invariance_resumed_anywhere(load, golden, alone):
         assert result.logprobs[:rest] == whole.logprobs[9:]
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp16", "fp32", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["fp16", "fp32", "int8", "bf16"])
 def test_promise_batch_invariance_of_quantised_weights(load, golden, quantised_mode, kv_dtype):
+    if kv_dtype == "bf16" and quantised_mode != "bf16":
+        pytest.skip("a KV cache of bf16 is for compute bf16")
     path = golden("llama").parents[2] / "gguf" / "Q4_1.gguf"
     base = {**BASE, "compute": quantised_mode, "kv_dtype": kv_dtype}
     probe = load(path, **base)
-    assert f"-{quantised_mode}-" in probe.fingerprint
+    assert f"-{quantised_mode}-{kv_dtype}-" in probe.fingerprint
     prompts, params = make_requests(probe.vocab_size, longest=90)
     expected = [probe.generate(*pair) for pair in zip(prompts, params, strict=True)]
     block = probe._parts.spec.kv_bytes_per_token(kv_dtype) * 16
@@ -174,6 +175,7 @@ def test_promise_batch_invariance_of_quantised_weights(load, golden, quantised_m
         {"kv_memory": "64MiB"},
         {"max_step_tokens": 7, "threads": 2},
         {"kv_memory": "64MiB", "max_num_seqs": 3},
+        {"kv_memory": "64MiB", "block_size": 64, "max_step_tokens": 50, "threads": 2},
         {"block_size": 16, "kv_memory": 9 * block},
     ):
         engine = load(path, **{**base, **settings})

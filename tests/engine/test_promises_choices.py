@@ -10,13 +10,14 @@ from miro_cy._kernels import select
 
 BASE = {"threads": 1, "block_size": 32, "step_ms": 60_000}
 #: (compute, KV dtype): every way to store keys and values.
-STORES = [("fast", "fp16"), ("fast", "fp32"), ("fast", "int8"), ("bf16", "fp16"), ("exact", "fp32")]
+STORES = [("fast", "fp16"), ("fast", "fp32"), ("fast", "int8"), ("bf16", "fp16"), ("bf16", "bf16"), ("exact", "fp32")]
 #: Settings, and blocks of the pool where it is to be too small; 0: large enough.
 SCHEDULES = {
     "roomy": ({}, 0),
     "chunks-of-7": ({"max_step_tokens": 7}, 0),
     "2-threads": ({"threads": 2, "max_step_tokens": 40}, 0),
     "blocks-of-16": ({"block_size": 16}, 0),
+    "blocks-of-64": ({"block_size": 64, "max_step_tokens": 30}, 0),
     "no-prefix": ({"block_size": 16, "prefix_cache": False}, 0),
     "tiny-pool": ({"block_size": 16}, 8),
     "tiny-pool-of-32": ({"threads": 2, "max_step_tokens": 13}, 5),

@@ -47,8 +47,7 @@ def assert_same(got, expected):
 
 def blocks_of(engine, blocks):
     """kv_memory for a pool of that many blocks."""
-    dtype = "fp32" if "exact" in engine.fingerprint else "fp16"
-    return engine._parts.spec.kv_bytes_per_token(dtype) * engine.config.block_size * blocks
+    return engine._parts.spec.kv_bytes_per_token(engine._parts.kv_dtype) * engine.config.block_size * blocks
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +97,10 @@ def test_promise_batch_invariance_with_prefix_hits_of_quantised_weights(load, mo
     check_hits(load, model("Q4_1"), {**settings, "compute": quantised_mode}, alone("Q4_1", quantised_mode))
 
 
-@pytest.mark.parametrize("blocks", [10, 13, 18])
-@pytest.mark.parametrize("name", GOLDEN)
-def test_promise_batch_invariance_with_prefix_hits_under_preemption_and_eviction(load, model, alone, name, blocks):
-    prompts, params, expected = alone(name)
-    probe = load(model(name), **BASE)
-    engine = load(model(name), **BASE, kv_memory=blocks_of(probe, blocks))
+def check_a_small_pool(load, path, settings, blocks, requests):
+    prompts, params, expected = requests
+    probe = load(path, **BASE, **settings)
+    engine = load(path, **BASE, **settings, kv_memory=blocks_of(probe, blocks))
     for _ in range(2):
         assert_same(engine.generate(prompts, params), expected)
         engine.check_integrity()
@@ -111,6 +108,19 @@ def test_promise_batch_invariance_with_prefix_hits_under_preemption_and_eviction
     assert stats["evictions"] > 0
     assert stats["cached_tokens"] > 0
     assert stats["preemptions"] > 0 or blocks > 13
+
+
+@pytest.mark.parametrize("blocks", [10, 13, 18])
+@pytest.mark.parametrize("name", GOLDEN)
+def test_promise_batch_invariance_with_prefix_hits_under_preemption_and_eviction(load, model, alone, name, blocks):
+    check_a_small_pool(load, model(name), {}, blocks, alone(name))
+
+
+@pytest.mark.parametrize("blocks", [10, 13])
+def test_promise_batch_invariance_with_prefix_hits_of_quantised_weights_in_a_small_pool(
+    load, model, alone, quantised_mode, blocks
+):
+    check_a_small_pool(load, model("Q4_1"), {"compute": quantised_mode}, blocks, alone("Q4_1", quantised_mode))
 
 
 @pytest.mark.parametrize("block_size", [16, 32])

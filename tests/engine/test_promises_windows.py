@@ -17,6 +17,11 @@ WAYS = [{"temperature": 0}, {"temperature": 0.9, "top_p": 0.9}, {"temperature": 
 #: Windows of the two layers; None: as the model's file has it.
 WINDOWS = {"mistral": None, "one-layer": (0, 40), "two-windows": (70, 24)}
 NEEDS_TILES = pytest.mark.skipif(not select.has_tiles(), reason="no tile registers (Intel AMX) here for compute bf16")
+#: How the file, which is of floats, is computed, and what its KV cache is of.
+STORES = ["exact-fp32", "fast-fp16", "fast-int8"]
+STORES += [pytest.param(name, marks=NEEDS_TILES) for name in ("bf16-fp16", "bf16-bf16")]
+#: What it is by default, and attention in tile registers.
+FEW_STORES = [STORES[0], STORES[-1]]
 SETTINGS = [
     {},
     {"max_step_tokens": 7},
@@ -75,22 +80,20 @@ def alone(path):
     """(prompts, parameters, what each gives alone in an engine that gives nothing back); computed once."""
 
     @cache
-    def compute(name, kv_dtype):
+    def compute(name, store):
         with pytest.MonkeyPatch.context() as patch:
             put_windows(patch, name)
             patch.setattr(loading, "BlockTables", lambda groups, slots, width, _: BlockTables(groups, slots, width))
-            with Engine.load(path, **BASE, **kv(kv_dtype), kv_memory="8MiB", prefix_cache=False) as engine:
+            with Engine.load(path, **BASE, **kv(store), kv_memory="8MiB", prefix_cache=False) as engine:
                 prompts, params = workload(engine.vocab_size)
                 return prompts, params, [engine.generate(*pair) for pair in zip(prompts, params, strict=True)]
 
     return compute
 
 
-def kv(kv_dtype):
-    """`exact`, which a float file is computed in, keeps its KV cache in float32. "bf16": that mode, with fp16."""
-    if kv_dtype == "bf16":
-        return {"compute": "bf16", "kv_dtype": "fp16"}
-    return {"compute": "exact" if kv_dtype == "fp32" else "fast", "kv_dtype": kv_dtype}
+def kv(store):
+    """Settings for one of STORES."""
+    return dict(zip(("compute", "kv_dtype"), store.split("-"), strict=True))
 
 
 def pool_of(engine, blocks):
@@ -111,23 +114,24 @@ def poison(engine, view):
     for layer in executor.kv_layers:
         for array in (layer.k, layer.v, layer.k_scale, layer.v_scale):
             if array is not None:
-                array[gone] = 77 if array.dtype == np.int8 else np.nan
+                array[gone] = {np.int8: 77, np.uint16: 0x7FC0}.get(array.dtype.type, np.nan)  # bfloat16 is its bits
 
 
 @pytest.mark.parametrize("windows", WINDOWS, indirect=True)
 def test_the_window_makes_a_difference(path, load, alone, windows):
-    prompts, _, expected = alone(windows, "fp32")
-    others = alone(next(name for name in WINDOWS if name != windows), "fp32")[2]
+    prompts, _, expected = alone(windows, "exact-fp32")
+    others = alone(next(name for name in WINDOWS if name != windows), "exact-fp32")[2]
     assert sum(one.tokens != other.tokens for one, other in zip(expected, others, strict=True)) > len(prompts) // 2
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp32", "fp16", "int8", pytest.param("bf16", marks=NEEDS_TILES)])
+@pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("windows", WINDOWS, indirect=True)
-def test_promise_batch_invariance_with_windows(path, load, alone, steer, windows, settings, kv_dtype):
+def test_promise_batch_invariance_with_windows(path, load, alone, steer, windows, settings, store):
     """Together, with prefix hits, and what was given back overwritten before every step."""
-    prompts, params, expected = alone(windows, kv_dtype)
-    engine = load(path, **{**BASE, **kv(kv_dtype), "kv_memory": "8MiB", **settings})
+    prompts, params, expected = alone(windows, store)
+    engine = load(path, **{**BASE, **kv(store), "kv_memory": "8MiB", **settings})
+    assert f"-{store}-" in engine.fingerprint
     steer(engine).before = lambda view: poison(engine, view)
     for _ in range(2):
         assert_same(engine.generate(prompts, params), expected)
@@ -137,14 +141,15 @@ def test_promise_batch_invariance_with_windows(path, load, alone, steer, windows
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("blocks", [22, 30])
+@pytest.mark.parametrize("store", FEW_STORES)
 @pytest.mark.parametrize("windows", WINDOWS, indirect=True)
 def test_promise_batch_invariance_with_windows_under_preemption(
-    path, load, alone, steer, windows, blocks, prefix_cache
+    path, load, alone, steer, windows, store, blocks, prefix_cache
 ):
-    prompts, params, expected = alone(windows, "fp32")
-    probe = load(path, **BASE)
+    prompts, params, expected = alone(windows, store)
+    probe = load(path, **BASE, **kv(store))
     blocks = blocks // 3 if windows == "mistral" else blocks
-    engine = load(path, **BASE, kv_memory=pool_of(probe, blocks), prefix_cache=prefix_cache)
+    engine = load(path, **BASE, **kv(store), kv_memory=pool_of(probe, blocks), prefix_cache=prefix_cache)
     assert engine.stats()["total_blocks"] == blocks
     steer(engine).before = lambda view: poison(engine, view)
     for _ in range(2):
@@ -153,10 +158,11 @@ def test_promise_batch_invariance_with_windows_under_preemption(
     assert engine.stats()["preemptions"] > 0
 
 
+@pytest.mark.parametrize("store", FEW_STORES)
 @pytest.mark.parametrize("windows", WINDOWS, indirect=True)
-def test_promise_batch_invariance_with_windows_scored(path, load, alone, windows):
-    prompts, _, expected = alone(windows, "fp32")
-    engine = load(path, **{**BASE, "max_step_tokens": 23}, kv_memory="8MiB")
+def test_promise_batch_invariance_with_windows_scored(path, load, alone, windows, store):
+    prompts, _, expected = alone(windows, store)
+    engine = load(path, **{**BASE, **kv(store), "max_step_tokens": 23}, kv_memory="8MiB")
     for prompt, result in zip(prompts, expected, strict=True):
         ids = [*prompt["tokens"].tolist(), *result.tokens[:-1]]
         rows = engine.logits(ids, rows=slice(len(prompt["tokens"]) - 1, None), log_softmax=True)
@@ -170,17 +176,18 @@ def test_promise_batch_invariance_with_windows_scored(path, load, alone, windows
     [{}, {"blocks": 26, "max_step_tokens": 19}, {"blocks": 40, "admission": "reserve"}, {"prefix_cache": False}],
     ids=str,
 )
+@pytest.mark.parametrize("store", FEW_STORES)
 @pytest.mark.parametrize("windows", WINDOWS, indirect=True)
-def test_promise_batch_invariance_with_windows_of_choices(path, load, alone, steer, windows, settings):
+def test_promise_batch_invariance_with_windows_of_choices(path, load, alone, steer, windows, store, settings):
     """Forks share what their windows see; each choice is what it is in a large pool, alone."""
-    prompts, params, _ = alone(windows, "fp32")
+    prompts, params, _ = alone(windows, store)
     params = [replace(p, n=3, temperature=0.9) for p in params]
-    roomy = load(path, **BASE, kv_memory="8MiB", prefix_cache=False)
+    roomy = load(path, **BASE, **kv(store), kv_memory="8MiB", prefix_cache=False)
     expected = [roomy.generate(*pair).choices for pair in zip(prompts, params, strict=True)]
     assert any(len({tuple(choice.tokens) for choice in choices}) == 3 for choices in expected)
     settings = dict(settings)
     kv_memory = pool_of(roomy, settings.pop("blocks")) if "blocks" in settings else "8MiB"
-    engine = load(path, **{**BASE, **settings}, kv_memory=kv_memory)
+    engine = load(path, **{**BASE, **kv(store), **settings}, kv_memory=kv_memory)
     steer(engine).before = lambda view: poison(engine, view)
     for got, want in zip(engine.generate(prompts, params), expected, strict=True):
         assert_same(got.choices, want)

@@ -5,13 +5,16 @@ import numpy as np
 from miro_cy._kernels import ops
 from miro_cy.batch import BatchView
 
+#: Where a table names no block: whoever reads that ends the process.
+GONE = -(2**30)
+
 
 class Sequences:
     """Sequences of given lengths in one paged store, blocks dealt out at random."""
 
     def __init__(self, rng, lengths, heads, kv_heads, d, block_size, dtype="fp32"):
         blocks = [-(-n // block_size) for n in lengths]
-        self.tables = np.full((1, len(lengths), max(blocks) + 1), -1, np.int32)
+        self.tables = np.full((1, len(lengths), max(blocks) + 4), GONE, np.int32)
         deal = iter(np.random.default_rng(block_size).permutation(sum(blocks) + 3))
         for i, count in enumerate(blocks):
             self.tables[0, i, :count] = [next(deal) for _ in range(count)]
@@ -40,8 +43,14 @@ class Sequences:
         return k.reshape(-1, kv_heads, d)[:n], v.reshape(-1, kv_heads, d)[:n]
 
     def run(self, rows, scale=0.2, soft_cap=0.0, window=0, threads=1):
-        """rows: [(sequence, first, count)], written and attended in one call -> outputs, one a row."""
-        view = BatchView(len(rows), 4096, self.tables)
+        """rows: [(sequence, first, count)], written and attended in one call -> outputs, one a row.
+
+        The call knows no blocks that a window has left.
+        """
+        tables = self.tables.copy()
+        for i, first, _ in rows if window else ():
+            tables[0, i, : max(0, first - window + 1) // self.block_size] = GONE
+        view = BatchView(len(rows), 4096, tables)
         for i, first, n in rows:
             view.add_row(i, first, np.zeros(n, np.int32), 1)
         part = [np.concatenate([x[i][first : first + n] for i, first, n in rows]) for x in (self.q, self.k, self.v)]

@@ -76,6 +76,26 @@ def test_values_that_are_not_finite_change_nobody_elses_bits(group, block_size, 
     np.testing.assert_array_equal(np.delete(outs[1], 5, axis=2).view(np.uint32), others)
 
 
+@pytest.mark.parametrize("window", [0, 4, 7, 40])
+@pytest.mark.parametrize(("group", "block_size"), [(1, 16), (3, 32), (17, 64)])
+def test_values_that_are_not_finite_anywhere_change_nobody_elses_bits(group, block_size, window):
+    """Of any token, the last one and those in the other half of a pair too, and in any panel."""
+    for length in (63, 68):
+
+        def run(at=None, group=group, length=length):
+            s = Sequences(np.random.default_rng(9), [length], group, 1, 32, block_size, "bf16")
+            if at is not None:
+                s.v[0][at, 0, 11 + 16 * (at % 2)] = np.nan
+            return s.run([(0, 0, length)], window=window)[0]
+
+        alone, rows = run().view(np.uint32), np.arange(length)
+        for at in range(length):
+            got = run(at)
+            sees = (rows >= at) & ((rows < at + window) | (window == 0))
+            np.testing.assert_array_equal(got[~sees].view(np.uint32), alone[~sees])
+            assert np.isnan(got[sees][:, :, 11 + 16 * (at % 2)]).all()
+
+
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**32),
@@ -169,6 +189,18 @@ def test_rounding_to_bfloat16(value):
             with np.errstate(over="ignore"):
                 want = reference_tiles.nearest(values[0, 0, :1])[0]
             assert (got.view(np.uint32) == np.float32(want).view(np.uint32)).all()
+
+
+@pytest.mark.parametrize("bits", [0x7F800001, 0xFF800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FBFFFFF])
+def test_any_nan_stays_one(bits):
+    """Whichever bits it has: those that bfloat16 has no room for may be all that make it one, or overflow."""
+    store = ops.KVStore(1, 1, 16, 16, "bf16")
+    view = BatchView(1, 1, np.zeros((1, 1, 1), np.int32))
+    view.add_row(0, 0, np.zeros(1, np.int32), 1)
+    values = np.full((1, 1, 16), bits, np.uint32).view(np.float32)
+    store.write(view, values, values)
+    for stored in (store.arrays.k[0, 0, 0, 0, :8, 0], store.arrays.v[0, 0, 0, 0, :, 0]):
+        assert np.isnan((stored.astype(np.uint32) << 16).view(np.float32)).all()
 
 
 def test_other_kernels_refuse_such_a_cache():

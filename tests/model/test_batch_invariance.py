@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from miro_cy._kernels import select
+
 F32 = NDArray[np.float32]
 LENGTH = 75
 #: file, whether it is multiplied in integers, KV dtype
@@ -33,9 +35,20 @@ CASES = [
     ("hf/llama-mha-headdim/model-f32.gguf", False, "fp16"),
     ("hf/qwen3/model-f32.gguf", False, "fp32"),
     ("hf/qwen3/model-f32.gguf", False, "int8"),
+    ("gguf/Q4_1.gguf", True, "bf16"),
+    ("hf/llama-odd/model-f32.gguf", True, "bf16"),
+    ("hf/llama-tied-bias/model-f32.gguf", True, "bf16"),
 ]
 
 Loader = Callable[[str], Callable[..., Any]]
+
+
+@pytest.fixture(autouse=True)
+def _where_it_exists(request: pytest.FixtureRequest) -> None:
+    """A KV cache of bf16 is for the build with tile registers."""
+    arguments = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    if arguments.get("kv_dtype") == "bf16" and arguments["isa"] != select.TILES:
+        pytest.skip("a KV cache of bf16 is for the build with tile registers")
 
 
 def some_tokens(seed: int, length: int) -> NDArray[np.int32]:
@@ -85,7 +98,7 @@ def test_several_sequences_in_one_view(isa: str, load_runner: Loader, name: str,
     assert done == list(lengths)
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp16", "fp32", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["fp16", "fp32", "int8", "bf16"])
 def test_past_the_ranges_attention_is_split_into(isa: str, load_runner: Loader, kv_dtype: str) -> None:
     """Longer than two of the ranges (512 tokens) whose partial results attention merges."""
     make = load_runner("hf/llama/model-f32.gguf")

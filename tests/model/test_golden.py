@@ -51,7 +51,7 @@ def test_logits_of_rounded_activations_stay_near(
 ) -> None:
     golden = np.load(golden_file(f"gguf/{kind}.npz"))
     with Engine.load(golden_file(f"gguf/{kind}.gguf"), compute=mode_of_isa, threads=2) as engine:
-        assert f"-{mode_of_isa}-fp16-{isa}-" in engine.fingerprint
+        assert f"-{mode_of_isa}-{'bf16' if mode_of_isa == 'bf16' else 'fp16'}-{isa}-" in engine.fingerprint
         logits = engine.logits(golden["ids"])
     error = error_of(logits, golden["logits"])
     assert 1e-4 < error <= FAST_TOLERANCE  # not exact either: activations were rounded

@@ -159,14 +159,15 @@ def test_compute_is_what_an_engine_for_so_many_rows_does(golden: Golden, rows: i
     plan = BenchPlan(prompts=(), rows=(rows,), depths=(3,), tokens=2, repeat=1)
     report = run_bench(golden(FAST), plan, threads=1, max_context=64)
     tiles = rows == 5 and has_tiles()
-    assert report.model.compute == ("bf16" if tiles else "fast")
+    assert (report.model.compute, report.model.kv_dtype) == (("bf16", "bf16") if tiles else ("fast", "fp16"))
     assert report.machine.isa == (TILES if tiles else active_isa())
 
 
 def test_compute_modes_that_round_can_be_asked_for(golden: Golden, quantised_mode: Compute) -> None:
     plan = BenchPlan(prompts=(9,), rows=(2,), depths=(3,), tokens=2, repeat=1)
     report = run_bench(golden(FAST), plan, threads=1, compute=quantised_mode, max_context=64)
-    assert (report.model.compute, report.model.kv_dtype) == (quantised_mode, "fp16")
+    dtype = "bf16" if quantised_mode == "bf16" else "fp16"
+    assert (report.model.compute, report.model.kv_dtype) == (quantised_mode, dtype)
     check_limits(asdict(report.limits))
 
 

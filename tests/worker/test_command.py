@@ -152,3 +152,29 @@ def test_a_value_out_of_range_is_refused_with_both_limits(option, value, limits)
     refusal = done.stderr.splitlines()[-1]
     assert option in refusal or option.removeprefix("--").replace("-", "_") in refusal
     assert set(limits) <= set(re.findall(r"\d+(?:\.\d+)?", refusal))
+
+
+NOT_FAST = "kv_dtype 'bf16' goes with compute 'bf16', in tile registers (Intel AMX), not with 'fast'"
+
+
+@pytest.mark.parametrize("isa", ["", "generic"])
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--compute", "fast"], NOT_FAST),
+        (["--max-num-seqs", "4"], NOT_FAST),
+        (["--compute", "exact"], "compute 'exact' keeps the KV cache in fp32; kv_dtype 'bf16' contradicts it"),
+    ],
+    ids=" ".join,
+)
+def test_a_kv_cache_of_bf16_without_its_arithmetic_is_refused_by_name(folder, options, text, isa):
+    """With a real model, on this machine and as on one without tile registers."""
+    model = str(Path(__file__).parents[1] / "data" / "golden" / "gguf" / "Q4_1.gguf")
+    asked = ["--model", model, "--bind", f"ipc://{folder}/c.sock", "--kv-dtype", "bf16", *options]
+    program = [sys.executable, "-c", "from miro_worker.__main__ import main; main()"]
+    environment = os.environ | {"MIRO_ISA": isa}
+    done = subprocess.run([*program, *asked], capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    *usage, line = done.stderr.splitlines()
+    assert line == f"Error: {text}"
+    assert not any("Error" in other or "Traceback" in other for other in usage)
