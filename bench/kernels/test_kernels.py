@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from miro_cy._kernels import ops, reference
+from miro_cy._kernels import ops, reference, select
 from miro_cy._kernels.weights import PackedWeights
 from miro_cy.batch import BatchView
 
@@ -14,6 +14,17 @@ RNG = np.random.default_rng(0)
 
 def rows(m, k):
     return RNG.standard_normal((m, k)).astype(np.float32)
+
+
+@pytest.fixture
+def tiles():
+    """The kernels with tile registers, which MIRO_ISA does not choose."""
+    if not select.has_tiles():
+        pytest.skip("no tile registers")
+    before = select.active_isa()
+    select.use(select.TILES)
+    yield
+    select.use(before)
 
 
 @pytest.mark.parametrize("m", [1, 8, 32, 256])
@@ -41,6 +52,16 @@ def test_matmul(benchmark, kind, fast, n, k, m):
     benchmark.extra_info["weight_gb_s"] = w.nbytes / benchmark.stats["median"] / 1e9
 
 
+@pytest.mark.parametrize("m", [1, 8, 32, 256])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize(("kind", "rounded"), [("F16", False), ("Q8_0", True), ("Q4_1", True)])
+def test_matmul_in_tiles(benchmark, tiles, kind, rounded, n, k, m):
+    w = PackedWeights(reference.random_raw(RNG, kind, n, k), kind, n, k, THREADS)
+    benchmark(ops.matmul, w, rows(m, k), rounded, THREADS)
+    benchmark.extra_info["gflops"] = 2 * m * n * k / benchmark.stats["median"] / 1e9
+    benchmark.extra_info["weight_gb_s"] = w.nbytes / benchmark.stats["median"] / 1e9
+
+
 @pytest.mark.parametrize("m", [1, 8, 256])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
 def test_swiglu_i8(benchmark, kind, m):
@@ -53,6 +74,16 @@ def test_swiglu_i8(benchmark, kind, m):
 @pytest.mark.parametrize("context", [512, 2048])
 @pytest.mark.parametrize("dtype", ["fp16", "fp32", "int8"])
 def test_attention(benchmark, dtype, context, n_tok):
+    attend(benchmark, dtype, context, n_tok)
+
+
+@pytest.mark.parametrize("n_tok", [1, 256])
+@pytest.mark.parametrize("context", [512, 2048])
+def test_attention_in_tiles(benchmark, tiles, context, n_tok):
+    attend(benchmark, "bf16", context, n_tok)
+
+
+def attend(benchmark, dtype, context, n_tok):
     heads, kv_heads, d, block = 9, 3, 64, 32
     store = ops.KVStore(context // block, kv_heads, d, block, dtype)
     view = BatchView(1, context, np.arange(context // block, dtype=np.int32).reshape(1, 1, -1))
