@@ -245,18 +245,31 @@ cdef class KVStore:
 
     def write(
         self, BatchView view not None, const float[:, :, ::1] k not None, const float[:, :, ::1] v not None,
-        int threads=1,
+        int threads=1, v_bias=None, share=None,
     ):
-        """Store k, v [tokens, kv_heads, head_dim] at the rows' positions."""
+        """Store k, v [tokens, kv_heads, head_dim] at the rows' positions.
+
+        v_bias: float32 [kv_heads * head_dim], added to v. share: what that one of the threads stores, and no more.
+        """
         if k.shape[0] != view.n_tokens or k.shape[1] != self.kv.n_kv_heads or k.shape[2] != self.kv.head_dim:
             raise ValueError("shapes differ")
+        cdef const float[::1] bias
+        cdef const float* bp = NULL
+        if v_bias is not None:
+            bias = v_bias
+            if bias.shape[0] != k.shape[1] * k.shape[2]:
+                raise ValueError("shapes differ")
+            bp = &bias[0]
         cdef BatchRows rows
         bind_rows(view, &rows)
         cdef Py_ssize_t ld = k.shape[1] * k.shape[2]
         cdef const KernelTable* table = kernels()
         cdef int th
+        if share is not None:
+            table.kv_write(share, threads, &rows, self.kv, &k[0, 0, 0], ld, &v[0, 0, 0], ld, bp)
+            return
         for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
-            table.kv_write(th, threads, &rows, self.kv, &k[0, 0, 0], ld, &v[0, 0, 0], ld, NULL)
+            table.kv_write(th, threads, &rows, self.kv, &k[0, 0, 0], ld, &v[0, 0, 0], ld, bp)
 
     def attend(
         self, BatchView view not None, const float[:, :, ::1] q not None, float scale, float soft_cap=0, int window=0,

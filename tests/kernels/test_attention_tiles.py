@@ -128,6 +128,41 @@ def test_no_two_threads_write_one_pair(rng, rows):
                 np.testing.assert_array_equal(got, reference_tiles.nearest(x))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize(
+    "rows", [[(0, 0, 2)], [(0, 1, 8)], [(0, 0, 1), (1, 3, 2), (2, 0, 1)], [(0, 5, 40), (1, 16, 41), (2, 0, 7)]]
+)
+def test_each_pair_is_one_threads(rows, threads):
+    """Every token is in one share, and so is its neighbour: a thread reads and writes both."""
+    rng = np.random.default_rng(2)
+    s = Sequences(rng, [first + n for _, first, n in rows], 1, 1, 32, 16, "bf16")
+    view = BatchView(len(rows), 4096, s.tables)
+    for i, first, n in rows:
+        view.add_row(i, first, np.zeros(n, np.int32), 1)
+    k, v = (rng.standard_normal((view.n_tokens, 1, 32)).astype(np.float32) for _ in range(2))
+    by_pair, by_token = [], []
+    for share in range(threads):
+        store = ops.KVStore(len(s.store.arrays.k), 1, 32, 16, "bf16")
+        store.write(view, k, v, threads, share=share)
+        written = store.arrays.v[:, 0, 0, :, 0, :] != 0x7FC0  # [blocks, pairs, tokens of a pair]
+        by_token.append(written)
+        by_pair.append(written.any(axis=2))
+    assert (np.sum(by_pair, axis=0) <= 1).all()
+    assert np.sum(by_token) == view.n_tokens
+
+
+@pytest.mark.parametrize("d", [4, 20, 64, 80])
+def test_a_bias_of_the_values_is_added_before_they_are_rounded(rng, d):
+    s = Sequences(rng, [50], 3, 3, d, 16, "bf16")
+    bias = rng.standard_normal((3, d)).astype(np.float32)
+    view = BatchView(1, 4096, s.tables)
+    view.add_row(0, 0, np.zeros(50, np.int32), 1)
+    s.store.write(view, s.k[0], s.v[0], 2, v_bias=bias.reshape(-1))
+    k, v = s.stored(0)
+    np.testing.assert_array_equal(k, reference_tiles.nearest(s.k[0]))
+    np.testing.assert_array_equal(v, reference_tiles.nearest(s.v[0] + bias))
+
+
 @pytest.mark.parametrize("window", [0, 70])
 @pytest.mark.parametrize(("group", "d"), [(1, 20), (3, 48), (8, 64), (40, 16)])
 def test_batch_invariance_of_attention(group, d, window):
