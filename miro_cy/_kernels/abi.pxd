@@ -187,7 +187,8 @@ cdef struct KernelTable:
         const float* up_bias, float* y, Py_ssize_t ldy, Py_ssize_t m, Py_ssize_t k
     ) noexcept nogil
     # bias and rotation of the heads of one projection, in place, and between the two each head / its rms * norm, where
-    # norm [head_dim] is given; cos, sin [positions, rope_dim / 2], interleaved pairs
+    # norm [head_dim] is given; cos, sin [positions, rope_dim / 2], interleaved pairs. kv_write, whose shares are the
+    # same, may follow without a barrier
     void (*rope)(
         int th, int nth, const BatchRows* batch, float* x, Py_ssize_t ldx, int n_heads, int head_dim, int rope_dim,
         const float* cos, const float* sin, const float* bias, const float* norm, float eps

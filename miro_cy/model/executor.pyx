@@ -146,6 +146,8 @@ cdef class CpuExecutor:
         """The KV pool. touch: take its memory now, with all threads; most of the time goes into page faults."""
         cdef KVLayer kv
         cdef int i, n_places = self.groups.size
+        if kv_dtype == "bf16" and not self.table.tiles:
+            raise ValueError("a KV cache of bf16 is for kernels with tile registers")
         sizes = (n_blocks, self.n_kv_heads, self.head_dim, block_size, kv_dtype)
         # what is taken at once may be in large pages; what is taken bit by bit would be all there with the first of it
         arena = memory.Arena(n_places * KVLayer.room(*sizes)) if touch else None

@@ -165,14 +165,6 @@ cdef void write_token(
         )
 
 
-cdef inline Py_ssize_t after_pair(const BatchRows* batch, int r, Py_ssize_t t) noexcept nogil:
-    """Where a share that ends at token t does so in a row: no pair of positions is written by two threads."""
-    cdef Py_ssize_t first = batch.offset[r], end = first + batch.n_tok[r]
-    if t <= first:
-        return first
-    return min(end, t + ((batch.first_pos[r] + t - first) & 1))
-
-
 cdef void kv_write(
     int th, int nth, const BatchRows* batch, const KVCache* kv, const float* k, Py_ssize_t ldk, const float* v,
     Py_ssize_t ldv, const float* v_bias,
@@ -183,8 +175,7 @@ cdef void kv_write(
     for r in range(batch.n_rows):
         MIRO_INDEX(batch.slot[r], batch.n_slots)
         MIRO_SPAN(batch.offset[r], batch.n_tok[r], batch.n_tokens)
-        first = after_pair(batch, r, share(batch.n_tokens, th, nth))
-        last = after_pair(batch, r, share(batch.n_tokens, th + 1, nth))
+        first, last = tokens_before(batch, r, th, nth), tokens_before(batch, r, th + 1, nth)
         table = batch.table + batch.slot[r] * batch.table_stride
         for t in range(first, last):
             position = batch.first_pos[r] + <int>(t - batch.offset[r])

@@ -133,6 +133,18 @@ cdef inline void rope_head(float* x, int rope_dim, const float* cos, const float
         x[2 * i + 1] = b * cos[i] + a * sin[i]
 
 
+cdef inline Py_ssize_t tokens_before(const BatchRows* batch, int r, int th, int nth) noexcept nogil:
+    """Where thread th's share of a row's tokens begins, and that of the one before it ends.
+
+    Rotating keys and writing them to the cache have the same shares, so that no barrier need be between them. None ends
+    after an even position: two neighbours may be a pair of the cache, which no two threads may write.
+    """
+    cdef Py_ssize_t t = share(batch.n_tokens, th, nth), first = batch.offset[r], end = first + batch.n_tok[r]
+    if t <= first:
+        return first
+    return min(end, t + ((batch.first_pos[r] + t - first) & 1))
+
+
 cdef void rope(
     int th, int nth, const BatchRows* batch, float* x, Py_ssize_t ldx, int n_heads, int head_dim, int rope_dim,
     const float* cos, const float* sin, const float* bias, const float* norm, float eps,
@@ -142,8 +154,7 @@ cdef void rope(
     cdef int r, h
     cdef float* row
     for r in range(batch.n_rows):
-        first = max(share(batch.n_tokens, th, nth), batch.offset[r])
-        last = min(share(batch.n_tokens, th + 1, nth), batch.offset[r] + batch.n_tok[r])
+        first, last = tokens_before(batch, r, th, nth), tokens_before(batch, r, th + 1, nth)
         for t in range(first, last):
             row = x + t * ldx
             position = batch.first_pos[r] + t - batch.offset[r]
