@@ -271,6 +271,32 @@ cdef class KVStore:
         for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
             table.kv_write(th, threads, &rows, self.kv, &k[0, 0, 0], ld, &v[0, 0, 0], ld, bp)
 
+    def rotate_and_write(
+        self, BatchView view not None, float[:, :, ::1] k not None, const float[:, :, ::1] v not None,
+        const float[:, ::1] cos not None, const float[:, ::1] sin not None, order not None,
+    ):
+        """`rope` of k in place and `write`, both by one thread after the other; order: which of them when.
+
+        An executor's threads do the one after the other without a meeting, so the result must be the same in any order.
+        """
+        if k.shape[0] != view.n_tokens or k.shape[1] != self.kv.n_kv_heads or k.shape[2] != self.kv.head_dim:
+            raise ValueError("shapes differ")
+        if v.shape[0] != k.shape[0] or v.shape[1] != k.shape[1] or v.shape[2] != k.shape[2]:
+            raise ValueError("shapes differ")
+        if sorted(order) != list(range(len(order))) or 2 * cos.shape[1] > k.shape[2]:
+            raise ValueError("shapes differ")
+        cdef BatchRows rows
+        bind_rows(view, &rows)
+        cdef Py_ssize_t ld = k.shape[1] * k.shape[2]
+        cdef const KernelTable* table = kernels()
+        cdef int th, threads = <int>len(order)
+        for th in order:
+            table.rope(
+                th, threads, &rows, &k[0, 0, 0], ld, self.kv.n_kv_heads, self.kv.head_dim, 2 * <int>cos.shape[1],
+                &cos[0, 0], &sin[0, 0], NULL, NULL, 0,
+            )
+            table.kv_write(th, threads, &rows, self.kv, &k[0, 0, 0], ld, &v[0, 0, 0], ld, NULL)
+
     def attend(
         self, BatchView view not None, const float[:, :, ::1] q not None, float scale, float soft_cap=0, int window=0,
         int threads=1, bint quantised=False,

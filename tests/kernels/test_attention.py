@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from miro_cy._kernels import ops, reference
+from miro_cy._kernels import ops, reference, select
 from miro_cy.batch import BatchView
 
 Sequences: Any = runpy.run_path(str(Path(__file__).with_name("paged.py")))["Sequences"]
@@ -85,6 +85,31 @@ def test_batch_invariance_of_attention(dtype, window):
             got = np.concatenate(out)
             want = got if want is None else want
             np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32", "int8", "bf16"])
+@pytest.mark.parametrize("rows", [[(0, 0, 2)], [(0, 3, 7)], [(0, 1, 1), (1, 0, 5), (2, 5, 1)], [(0, 2, 30), (1, 7, 9)]])
+def test_each_thread_writes_the_keys_that_it_rotated(isa, rng, dtype, rows):
+    """Whichever is ahead: an executor's threads do not meet between the two."""
+    if dtype == "bf16" and isa != select.TILES:
+        pytest.skip("for kernels with tile registers")
+    kv_heads, d, tokens = 2, 20, sum(n for _, _, n in rows)
+    keys, values = (rng.standard_normal((tokens, kv_heads, d)).astype(np.float32) for _ in range(2))
+    angles = rng.standard_normal((40, d // 2)).astype(np.float32)
+    tables = np.arange(9, dtype=np.int32).reshape(1, 3, 3)
+
+    def stored(order):
+        store, view = ops.KVStore(9, kv_heads, d, 16, dtype), BatchView(3, 64, tables)
+        for i, first, n in rows:
+            view.add_row(i, first, np.zeros(n, np.int32), 1)
+        store.rotate_and_write(view, keys.copy(), values, np.cos(angles), np.sin(angles), order)
+        return [array for array in (store.arrays.k, store.arrays.v, store.arrays.k_scale) if array is not None]
+
+    alone = stored([0])
+    for threads in (2, 3, 4):
+        for order in (range(threads), range(threads)[::-1]):
+            for got, want in zip(stored(list(order)), alone, strict=True):
+                np.testing.assert_array_equal(got, want)
 
 
 def write_one(dtype, values):

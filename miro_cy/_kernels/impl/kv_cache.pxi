@@ -52,11 +52,10 @@ cdef void prefetch_keys(const KVCache* kv, const int32_t* table, int head, int f
 cdef void prefetch_values(const KVCache* kv, const int32_t* table, int head, int first, int last) noexcept nogil:
     """Alike for the values."""
     cdef int b, bs = kv.block_size
-    cdef Py_ssize_t i, n, base, size = kv_element_size(kv.dtype)
+    cdef Py_ssize_t i, base, size = kv_element_size(kv.dtype)
     for b in range(first // bs, last // bs + 1):
         base = (table[b] * kv.v_block + <Py_ssize_t>head * bs * kv.v_dim) * size
-        n = bs if kv.dtype == KV_BF16 else min(bs, last + 1 - b * bs)
-        for i in range(0, n * kv.v_dim * size, 64):
+        for i in range(0, <Py_ssize_t>min(bs, last + 1 - b * bs) * kv.v_dim * size, 64):
             mi_prefetch(<const uint8_t*>kv.v + base + i)
         if kv.dtype == KV_I8:
             prefetch_scales(kv, kv.v_scale, table[b], head)
