@@ -214,17 +214,15 @@ cdef bint finite_values(const AttentionItem* it, int t0, int lo, int hi) noexcep
 
 
 cdef void add_position(AttentionItem* it, int t0, int i) noexcept nogil:
-    """The values for the rows of one position, as if there were no others."""
-    cdef int lo = first_visible(it, i, t0), hi = end_visible(it, i, t0), at = i * it.group, r, rows
+    """The values for the rows of one position of several, as if there were no others."""
+    cdef int lo = first_visible(it, i, t0), hi = end_visible(it, i, t0), at = i * it.group, r
+    MIRO_ASSERT(it.group <= ATTN_ROWS // 2)     # or there would be one position alone
     if lo >= hi:
         return
-    while at < (i + 1) * it.group:
-        rows = min(PAIR_ROWS, (i + 1) * it.group - at)
-        for r in range(rows):
-            put_weights(it, at + r, lo, hi, r)
-        shape_for(&it.shape, rows)
-        multiply_values(it, t0, lo, hi, rows, it.o + at * it.kv.v_dim)
-        at += rows
+    for r in range(it.group):
+        put_weights(it, at + r, lo, hi, r)
+    shape_for(&it.shape, it.group)
+    multiply_values(it, t0, lo, hi, it.group, it.o + at * it.kv.v_dim)
 
 
 cdef void add_tiles(AttentionItem* it, int t0) noexcept nogil:
