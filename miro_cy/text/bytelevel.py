@@ -69,12 +69,14 @@ class ByteLevelBPE(SplittingCodec):
 
     def __init__(self, vocabulary: Vocabulary, merges: Sequence[str]) -> None:
         super().__init__(vocabulary.specials())
-        self._tokens = vocabulary.tokens
         self._types = vocabulary.types
-        self.vocab_size = len(self._tokens)
+        self.vocab_size = len(vocabulary.tokens)
         vocab: dict[str, int] = {}
-        for token_id, token in enumerate(self._tokens):
-            vocab.setdefault(token, token_id)
+        # What the library does not keep: of a token that is there twice it knows the first id.
+        self._repeated: dict[int, str] = {}
+        for token_id, token in enumerate(vocabulary.tokens):
+            if vocab.setdefault(token, token_id) != token_id:
+                self._repeated[token_id] = token
         label = vocabulary.label
         self._bpe = _build(vocab, _pairs(merges, vocab, label), vocabulary.pre or "", label)
         self._missing = missing_bytes(vocab)
@@ -87,7 +89,9 @@ class ByteLevelBPE(SplittingCodec):
         kind = self._types[index]
         if kind == TokenType.UNUSED:
             return b""
-        token = self._tokens[index]
+        token = self._repeated.get(index)
+        if token is None:
+            token = self._bpe.id_to_token(index)
         literal = kind in (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
         return token.encode() if literal else piece_bytes(token)
 

@@ -97,6 +97,13 @@ def test_longest_special_token_wins(make_tokenizer: Maker) -> None:
     assert tokenizer.encode("<a><b><a>") == [257, 256]
 
 
+def test_an_entry_that_is_there_twice_has_its_bytes_at_both_ids(make_tokenizer: Maker) -> None:
+    tokens = [*BYTES, "he", "he", "", "", "\u0120"]
+    tokenizer = make_tokenizer(tokens=tokens, merges=["h e"], token_type=None, bos_token_id=None, template=None)
+    assert tokenizer.encode("he ") == [256, tokens.index("\u0120")]
+    assert [tokenizer.token_bytes(i) for i in range(256, len(tokens))] == [b"he", b"he", b"", b"", b" "]
+
+
 def test_bos_only_when_asked_for_and_never_twice(make_tokenizer: Maker) -> None:
     plain, adding = make_tokenizer(), make_tokenizer(add_bos_token=True)
     assert adding.bos_id is not None
