@@ -107,6 +107,7 @@ PLAIN = [
     "miro_cy.sched.scheduler",
 ]
 OPENMP = [
+    "miro_cy._kernels.team",
     "miro_cy._kernels.weights",
     "miro_cy._kernels.ops",
     "miro_cy._kernels.probe",

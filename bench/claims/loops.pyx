@@ -6,6 +6,7 @@ Compiled once for each instruction-set level, with the flags of setup.py.
 import time
 
 from miro_cy._kernels.select cimport kernels
+from miro_cy._kernels.team cimport mi_alone, mi_member
 from miro_cy._kernels.weights cimport PackedWeights
 
 include "miro_cy/_kernels/impl/vec.pxi"
@@ -109,11 +110,12 @@ def matmul(
         raise ValueError("scratch is too small")
     cdef const KernelTable* table = kernels()
     cdef const uint16_t* halves = <const uint16_t*>w.matrix.data
+    cdef mi_member alone = mi_alone()
     cdef int _i
     start = time.thread_time()
     if which == "kernel":
         for _i in range(repeats):
-            table.matmul_f32(0, 1, &w.matrix, &x[0, 0], k, &y[0, 0], panels * PANEL, ROWS, &scratch[0])
+            table.matmul_f32(&alone, &w.matrix, &x[0, 0], k, &y[0, 0], panels * PANEL, ROWS, &scratch[0])
     elif which == "same_tile":
         for _i in range(repeats):
             c_matmul_same(&x[0, 0], halves, &y[0, 0], k, panels, panels * PANEL)

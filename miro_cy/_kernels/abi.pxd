@@ -1,7 +1,8 @@
 """The kernels' contract: weight layouts, buffers, and the table of functions that each instruction-set build fills.
 
-Every op is called by all `nth` threads of a team, thread `th` doing its share, with a barrier between ops (the caller's
-business). Which thread computes an element never changes its bits. Sizes are in elements unless a name says bytes.
+Every op is called by all threads of a team, with a barrier between ops (the caller's business). Those that take a
+member deal their work out: a thread that is done takes from the others. The rest is light, and thread `th` of `nth`
+does its share. Which thread computes an element never changes its bits. Sizes are in elements unless a name says bytes.
 
 Packed weights W [n, k] (y = x W^T): panels of 16 output rows, so that vector lanes run across outputs.
 
@@ -20,6 +21,8 @@ onto these now, and Q5_*, Q2_K to Q5_K and IQ4_* will.
 """
 
 from libc.stdint cimport int8_t, int16_t, int32_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from miro_cy._kernels.team cimport mi_member
 
 
 cdef enum:
@@ -152,18 +155,18 @@ cdef struct KernelTable:
     # --- matmul: y[m, :n] = x[m, k] W^T; y rows are ldy apart, ldy >= n_panels * 16, padding columns are written ---
     # float activations, any layout ("exact")
     void (*matmul_f32)(
-        int th, int nth, const PackedMatrix* w, const float* x, Py_ssize_t ldx, float* y, Py_ssize_t ldy, Py_ssize_t m,
+        mi_member* me, const PackedMatrix* w, const float* x, Py_ssize_t ldx, float* y, Py_ssize_t ldy, Py_ssize_t m,
         float* scratch
     ) noexcept nogil
     # rounded activations, Q layouts ("fast")
     void (*matmul_i8)(
-        int th, int nth, const PackedMatrix* w, const Activations* x, float* y, Py_ssize_t ldy, Py_ssize_t m,
+        mi_member* me, const PackedMatrix* w, const Activations* x, float* y, Py_ssize_t ldy, Py_ssize_t m,
         float* scratch
     ) noexcept nogil
     # out = silu(x G^T + gate_bias) * (x U^T + up_bias), rounded, what matmul_i8, swiglu and quantise give one after the
     # other; G and U are [n, k], n a multiple of 32
     void (*swiglu_i8)(
-        int th, int nth, const PackedMatrix* gate, const PackedMatrix* up, const Activations* x,
+        mi_member* me, const PackedMatrix* gate, const PackedMatrix* up, const Activations* x,
         const float* gate_bias, const float* up_bias, const Activations* out, Py_ssize_t m, float* scratch
     ) noexcept nogil
     # x[i, :k] = W[ids[i], :], float32
@@ -199,7 +202,7 @@ cdef struct KernelTable:
     ) noexcept nogil
     # quantised: the output rounded as well, or NULL; a KV group's heads must then have a multiple of 32 elements
     void (*attention)(
-        int th, int nth, const BatchRows* batch, const KVCache* kv, const AttentionParams* p, const float* q,
+        mi_member* me, const BatchRows* batch, const KVCache* kv, const AttentionParams* p, const float* q,
         Py_ssize_t ldq, float* out, Py_ssize_t ldo, const Activations* quantised, float* scratch
     ) noexcept nogil
 

@@ -1,17 +1,18 @@
 """Shape-checked Python wrappers over the active kernels, for tests and benchmarks. The engine never calls these."""
 
-from cython.parallel cimport prange
+from cython.parallel cimport parallel, prange
 from libc.stdint cimport int32_t, uintptr_t
 
 import numpy as np
 
 from miro_cy._kernels.abi cimport (
-    PANEL, QBLOCK, TILE_ROWS, Activations, AttentionParams, BatchRows, Candidate, KernelTable, KVCache, QuantBlock,
-    activation_bytes, attention_scratch_floats, matmul_scratch_floats,
+    PANEL, QBLOCK, TILE_ROWS, Activations, AttentionParams, BatchRows, Candidate, KernelTable, KVCache, PackedMatrix,
+    QuantBlock, activation_bytes, attention_scratch_floats, matmul_scratch_floats,
 )
 from miro_cy._kernels.kv cimport KVLayer
 from miro_cy._kernels.rows cimport bind_rows
 from miro_cy._kernels.select cimport kernels
+from miro_cy._kernels.team cimport Team, mi_join, mi_leave, mi_member, mi_team
 from miro_cy._kernels.weights cimport PackedWeights
 from miro_cy.batch cimport BatchView
 
@@ -85,14 +86,24 @@ def matmul(PackedWeights w not None, const float[:, ::1] x not None, bint fast, 
     cdef float[:, ::1] y_ = y
     cdef float[:, ::1] scratch = empty((threads, matmul_scratch_floats()), np.float32)
     cdef Rounded a = rounded(x, threads) if fast else None
+    cdef Team team = Team(threads)
     cdef const KernelTable* table = kernels()
-    cdef int th
-    for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
-        if fast:
-            table.matmul_i8(th, threads, &w.matrix, &a.a, &y_[0, 0], ldy, m, &scratch[th, 0])
-        else:
-            table.matmul_f32(th, threads, &w.matrix, &x[0, 0], k, &y_[0, 0], ldy, m, &scratch[th, 0])
+    with nogil, parallel(num_threads=threads):
+        multiply(table, &team.shared, &w.matrix, &a.a if fast else NULL, &x[0, 0], &y_[0, 0], ldy, m, scratch)
     return y[:, :w.matrix.n]
+
+
+cdef void multiply(
+    const KernelTable* table, mi_team* team, const PackedMatrix* w, const Activations* a, const float* x, float* y,
+    Py_ssize_t ldy, Py_ssize_t m, float[:, ::1] scratch,
+) noexcept nogil:
+    """As one of the team; a: x, rounded, or NULL."""
+    cdef mi_member me = mi_join(team)
+    if a != NULL:
+        table.matmul_i8(&me, w, a, y, ldy, m, &scratch[me.th, 0])
+    else:
+        table.matmul_f32(&me, w, x, w.k, y, ldy, m, &scratch[me.th, 0])
+    mi_leave(&me)
 
 
 def swiglu_i8(
@@ -119,11 +130,21 @@ def swiglu_i8(
         bias = up_bias
         upp = &bias[0]
     cdef float[:, ::1] scratch = empty((threads, matmul_scratch_floats()), np.float32)
+    cdef Team team = Team(threads)
     cdef const KernelTable* table = kernels()
-    cdef int th
-    for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
-        table.swiglu_i8(th, threads, &gate.matrix, &up.matrix, &a.a, gp, upp, &out.a, m, &scratch[th, 0])
+    with nogil, parallel(num_threads=threads):
+        activate(table, &team.shared, &gate.matrix, &up.matrix, &a.a, gp, upp, &out.a, m, scratch)
     return out.parts()
+
+
+cdef void activate(
+    const KernelTable* table, mi_team* team, const PackedMatrix* gate, const PackedMatrix* up, const Activations* x,
+    const float* gate_bias, const float* up_bias, const Activations* out, Py_ssize_t m, float[:, ::1] scratch,
+) noexcept nogil:
+    """SwiGLU, as one of the team."""
+    cdef mi_member me = mi_join(team)
+    table.swiglu_i8(&me, gate, up, x, gate_bias, up_bias, out, m, &scratch[me.th, 0])
+    mi_leave(&me)
 
 
 def embed(PackedWeights w not None, const int32_t[::1] ids not None, int threads=1):
@@ -316,13 +337,21 @@ cdef class KVStore:
             raise ValueError(f"the heads of a group fill no blocks of {QBLOCK}")
         cdef Rounded a = Rounded(q.shape[0], ld) if quantised else None
         cdef const Activations* ap = &a.a if quantised else NULL
+        cdef Team team = Team(threads)
         cdef const KernelTable* table = kernels()
-        cdef int th
-        for th in prange(threads, nogil=True, num_threads=threads, schedule="static"):
-            table.attention(
-                th, threads, &rows, self.kv, &p, &q[0, 0, 0], ld, &out_[0, 0, 0], ld, ap, &scratch[th, 0],
-            )
+        with nogil, parallel(num_threads=threads):
+            attend(table, &team.shared, &rows, self.kv, &p, &q[0, 0, 0], &out_[0, 0, 0], ld, ap, scratch)
         return (out, a.parts()) if quantised else out
+
+
+cdef void attend(
+    const KernelTable* table, mi_team* team, const BatchRows* rows, const KVCache* kv, const AttentionParams* p,
+    const float* q, float* out, Py_ssize_t ld, const Activations* quantised, float[:, ::1] scratch,
+) noexcept nogil:
+    """As one of the team."""
+    cdef mi_member me = mi_join(team)
+    table.attention(&me, rows, kv, p, q, ld, out, ld, quantised, &scratch[me.th, 0])
+    mi_leave(&me)
 
 
 def argmax(const float[::1] x not None):

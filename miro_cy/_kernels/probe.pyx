@@ -14,15 +14,9 @@ import numpy as np
 
 from miro_cy._kernels.abi cimport PROBE_LANES, PROBE_QUADS, KernelTable
 from miro_cy._kernels.select cimport kernels, table_of
+from miro_cy._kernels.team cimport mi_barrier, mi_barrier_wait, mi_team_size, mi_thread_id
 
 from miro_cy._kernels.select import TILES
-
-cdef extern from "team.h" nogil:
-    ctypedef struct mi_barrier:
-        pass
-    void mi_barrier_wait(mi_barrier* b, int n)
-    int mi_thread_id()
-    int mi_team_size()
 
 #: Bytes that a buffer of `read` is a multiple of.
 READ_UNIT = 512

@@ -18,6 +18,7 @@ from miro_cy._kernels.abi cimport (
 from miro_cy._kernels.kv cimport KVLayer, copy_block, touch_layer
 from miro_cy._kernels.rows cimport bind_rows
 from miro_cy._kernels.select cimport table_of
+from miro_cy._kernels.team cimport Team, mi_join, mi_leave, mi_meet, mi_member
 from miro_cy.batch cimport BatchView
 from miro_cy.model.step cimport (
     ATTENTION, ATTENTION_OUT, DOWN, EMBED, GATE_UP, MAX_LAYERS, N_PARTS, NORM, OUTPUT, QKV, ROPE, SWIGLU, Buffers,
@@ -29,14 +30,6 @@ from miro_cy._kernels.select import TILES, active_isa
 from miro_cy.model.kv_groups import kv_groups
 from miro_cy.model.rope import RopeTables
 from miro_cy.model.step import buffer_bytes
-
-cdef extern from "team.h" nogil:
-    ctypedef struct mi_barrier:
-        pass
-    void mi_barrier_wait(mi_barrier* b, int n)
-    int mi_thread_id()
-    int mi_team_size()
-
 
 #: The parts of a step that `profile` tells apart, in the order of step.pxd.
 PARTS = ("embed", "norm", "qkv", "rope", "attention", "attention_out", "gate_up", "swiglu", "down", "output")
@@ -63,7 +56,7 @@ cdef class CpuExecutor:
     cdef readonly Py_ssize_t kv_bytes       # bytes of the KV pool
     cdef readonly Py_ssize_t buffer_bytes   # bytes of the buffers, rotary tables aside; grows with the logits rows
     cdef const KernelTable* table
-    cdef mi_barrier barrier
+    cdef Team team
     cdef object rope
     cdef object buffers                     # the Arena of a step's activations
     cdef list keep                          # arrays that raw pointers below point into
@@ -101,7 +94,7 @@ cdef class CpuExecutor:
         self.table = table_of(self.isa)
         self.compute = "exact" if not fast else "bf16" if tiles else "fast"
         self.spec, self.weights, self.keep, self.kv_layers = spec, weights, [], []
-        self.groups = kv_groups(spec)
+        self.groups, self.team = kv_groups(spec), Team(threads)
         self.fast, self.threads, self.max_tokens, self.context = fast, threads, max_tokens, context
         self.n_layers, self.hidden, self.n_heads = spec.n_layers, spec.hidden_size, spec.n_heads
         self.n_kv_heads, self.head_dim, self.ffn = spec.n_kv_heads, spec.head_dim, spec.ffn_size
@@ -210,7 +203,7 @@ cdef class CpuExecutor:
         self.view = view
         bind_rows(view, &self.rows)
         with nogil, parallel(num_threads=self.threads):
-            self.walk(mi_thread_id(), mi_team_size())
+            self.walk()
         view.copies_made()
         return self.logits_array[:view.n_logits, :self.output.n]
 
@@ -238,8 +231,10 @@ cdef class CpuExecutor:
             tally(KV_BYTES, -self.kv_bytes)
             self.counted = False
 
-    cdef void walk(self, int th, int nth) noexcept nogil:
-        """The forward pass, as thread th of nth."""
+    cdef void walk(self) noexcept nogil:
+        """The forward pass, as one of the team."""
+        cdef mi_member me = mi_join(&self.team.shared)
+        cdef int th = me.th, nth = me.nth
         cdef BatchRows rows = self.rows
         cdef Buffers* b = &self.b
         cdef int i
@@ -252,20 +247,21 @@ cdef class CpuExecutor:
             th, nth, self.embedding, &self.view.tokens[0], rows.n_tokens, b.x, self.hidden,
             self.scratch + th * self.scratch_floats,
         )
-        self.meet(th, nth, EMBED)
+        self.meet(&me, EMBED)
         for i in range(self.n_layers):
             rows.table = &self.view.tables[self.layers[i].group, 0, 0]
-            self.attention_block(th, nth, &self.layers[i], &rows, delta, bias)
+            self.attention_block(&me, &self.layers[i], &rows, delta, bias)
             delta = b.delta
             bias = self.layers[i].o_bias
             self.ffn_block(
-                th, nth, &self.layers[i], rows.n_tokens, delta, bias,
+                &me, &self.layers[i], rows.n_tokens, delta, bias,
                 self.layers[i + 1].q if i + 1 < self.n_layers else self.output,
             )
             bias = self.layers[i].down_bias
         if self.view.n_logits > 0:
-            self.output_block(th, nth, &rows, bias)
+            self.output_block(&me, &rows, bias)
             mi_profile_mark(p, th, OUTPUT)
+        mi_leave(&me)
 
     cdef void copy_blocks(self, int th, int nth) noexcept nogil:
         """What the view wants copied, each thread in its own places of a group; written behind a barrier."""
@@ -274,50 +270,50 @@ cdef class CpuExecutor:
             for i in range(n * th // nth, n * (th + 1) // nth):
                 copy_block(&self.layers[self.full_group[i]].kv, self.view.copy[at, 1], self.view.copy[at, 2])
 
-    cdef void meet(self, int th, int nth, int part) noexcept nogil:
+    cdef void meet(self, mi_member* me, int part) noexcept nogil:
         """Wait until every thread has done its share of a part of the step."""
-        mi_barrier_wait(&self.barrier, nth)
-        mi_profile_mark(&self.profile, th, part)
+        mi_meet(me)
+        mi_profile_mark(&self.profile, me.th, part)
 
     cdef bint in_integers(self, const PackedMatrix* w) noexcept nogil:
         return self.fast and not is_float_layout(w.layout)
 
     cdef void multiply(
-        self, int th, int nth, const PackedMatrix* w, const float* x, Py_ssize_t ldx, float* y, Py_ssize_t ldy,
+        self, mi_member* me, const PackedMatrix* w, const float* x, Py_ssize_t ldx, float* y, Py_ssize_t ldy,
         Py_ssize_t m,
     ) noexcept nogil:
         """y = x W^T; x also lies quantised in b.a where W is multiplied in integers."""
-        cdef float* scratch = self.scratch + th * self.scratch_floats
+        cdef float* scratch = self.scratch + me.th * self.scratch_floats
         if self.in_integers(w):
-            self.table.matmul_i8(th, nth, w, &self.b.a, y, ldy, m, scratch)
+            self.table.matmul_i8(me, w, &self.b.a, y, ldy, m, scratch)
         else:
-            self.table.matmul_f32(th, nth, w, x, ldx, y, ldy, m, scratch)
+            self.table.matmul_f32(me, w, x, ldx, y, ldy, m, scratch)
 
-    cdef void quantise_normed(self, int th, int nth, Py_ssize_t m) noexcept nogil:
+    cdef void quantise_normed(self, mi_member* me, Py_ssize_t m) noexcept nogil:
         """What add_rmsnorm has just put into h, into b.a: each thread its own rows, or a few rows by all of them."""
         cdef bint own = m == 1 or m >= 2 * TILE_ROWS
         if not own:
-            mi_barrier_wait(&self.barrier, nth)
-        self.table.quantise(th, nth, self.b.h, self.hidden, m, self.hidden, &self.b.a, own)
+            mi_meet(me)
+        self.table.quantise(me.th, me.nth, self.b.h, self.hidden, m, self.hidden, &self.b.a, own)
 
     cdef void attention_block(
-        self, int th, int nth, const Layer* w, const BatchRows* rows, const float* delta, const float* bias,
+        self, mi_member* me, const Layer* w, const BatchRows* rows, const float* delta, const float* bias,
     ) noexcept nogil:
         """x += the previous block's delta; delta = W_o attention(norm(x))."""
         cdef Buffers* b = &self.b
         cdef Py_ssize_t m = rows.n_tokens
-        cdef int d = self.head_dim
+        cdef int th = me.th, nth = me.nth, d = self.head_dim
         # whether a KV group's output fills whole blocks, so that who computes it can quantise it
         cdef bint own_blocks = self.in_integers(w.o) and self.n_heads // self.n_kv_heads * d % QBLOCK == 0
         self.table.add_rmsnorm(th, nth, b.x, delta, b.ld_d, bias, w.attn_norm, b.h, m, self.hidden, self.eps)
         if self.in_integers(w.q) or self.in_integers(w.k) or self.in_integers(w.v):
-            self.quantise_normed(th, nth, m)
-        self.meet(th, nth, NORM)
-        self.multiply(th, nth, w.q, b.h, self.hidden, b.q, b.ld_q, m)
-        self.multiply(th, nth, w.k, b.h, self.hidden, b.k, b.ld_kv, m)
-        self.multiply(th, nth, w.v, b.h, self.hidden, b.v, b.ld_kv, m)
+            self.quantise_normed(me, m)
+        self.meet(me, NORM)
+        self.multiply(me, w.q, b.h, self.hidden, b.q, b.ld_q, m)
+        self.multiply(me, w.k, b.h, self.hidden, b.k, b.ld_kv, m)
+        self.multiply(me, w.v, b.h, self.hidden, b.v, b.ld_kv, m)
         call_for(self.table, w.o, th, nth, m)
-        self.meet(th, nth, QKV)
+        self.meet(me, QKV)
         self.table.rope(
             th, nth, rows, b.q, b.ld_q, self.n_heads, d, self.rope_dim, self.cos, self.sin, w.q_bias, w.q_norm,
             self.eps,
@@ -327,61 +323,62 @@ cdef class CpuExecutor:
             self.eps,
         )
         self.table.kv_write(th, nth, rows, &w.kv, b.k, b.ld_kv, b.v, b.ld_kv, w.v_bias)
-        self.meet(th, nth, ROPE)
+        self.meet(me, ROPE)
         self.table.attention(
-            th, nth, rows, &w.kv, &w.attention, b.q, b.ld_q, b.h, self.n_heads * d,
+            me, rows, &w.kv, &w.attention, b.q, b.ld_q, b.h, self.n_heads * d,
             &b.a if own_blocks else NULL, self.scratch + th * self.scratch_floats,
         )
-        self.meet(th, nth, ATTENTION)
+        self.meet(me, ATTENTION)
         if self.in_integers(w.o) and not own_blocks:
             self.table.quantise(th, nth, b.h, self.n_heads * d, m, self.n_heads * d, &b.a, False)
-            self.meet(th, nth, ATTENTION)
-        self.multiply(th, nth, w.o, b.h, self.n_heads * d, b.delta, b.ld_d, m)
+            self.meet(me, ATTENTION)
+        self.multiply(me, w.o, b.h, self.n_heads * d, b.delta, b.ld_d, m)
         call_for(self.table, w.gate, th, nth, m)
         call_for(self.table, w.up, th, nth, m)
-        self.meet(th, nth, ATTENTION_OUT)
+        self.meet(me, ATTENTION_OUT)
 
     cdef void ffn_block(
-        self, int th, int nth, const Layer* w, Py_ssize_t m, const float* delta, const float* bias,
+        self, mi_member* me, const Layer* w, Py_ssize_t m, const float* delta, const float* bias,
         const PackedMatrix* after,
     ) noexcept nogil:
         """x += the attention's delta; delta = W_down swiglu(W_gate h, W_up h), h = norm(x). after: what comes next."""
         cdef Buffers* b = &self.b
+        cdef int th = me.th, nth = me.nth
         self.table.add_rmsnorm(th, nth, b.x, delta, b.ld_d, bias, w.ffn_norm, b.h, m, self.hidden, self.eps)
         if self.in_integers(w.gate) or self.in_integers(w.up):
-            self.quantise_normed(th, nth, m)
-        self.meet(th, nth, NORM)
+            self.quantise_normed(me, m)
+        self.meet(me, NORM)
         if self.in_integers(w.gate) and self.in_integers(w.up) and self.in_integers(w.down):
             self.table.swiglu_i8(
-                th, nth, w.gate, w.up, &b.a, w.gate_bias, w.up_bias, &b.f, m, self.scratch + th * self.scratch_floats,
+                me, w.gate, w.up, &b.a, w.gate_bias, w.up_bias, &b.f, m, self.scratch + th * self.scratch_floats,
             )
             call_for(self.table, w.down, th, nth, m)
-            self.meet(th, nth, GATE_UP)
+            self.meet(me, GATE_UP)
             self.table.matmul_i8(
-                th, nth, w.down, &b.f, b.delta, b.ld_d, m, self.scratch + th * self.scratch_floats,
+                me, w.down, &b.f, b.delta, b.ld_d, m, self.scratch + th * self.scratch_floats,
             )
             call_for(self.table, after, th, nth, m)
-            self.meet(th, nth, DOWN)
+            self.meet(me, DOWN)
             return
-        self.multiply(th, nth, w.gate, b.h, self.hidden, b.gate, b.ld_f, m)
-        self.multiply(th, nth, w.up, b.h, self.hidden, b.up, b.ld_f, m)
-        self.meet(th, nth, GATE_UP)
+        self.multiply(me, w.gate, b.h, self.hidden, b.gate, b.ld_f, m)
+        self.multiply(me, w.up, b.h, self.hidden, b.up, b.ld_f, m)
+        self.meet(me, GATE_UP)
         self.table.swiglu(th, nth, b.gate, b.up, b.ld_f, w.gate_bias, w.up_bias, b.h, self.ffn, m, self.ffn)
         if self.in_integers(w.down):
             self.table.quantise(th, nth, b.h, self.ffn, m, self.ffn, &b.a, False)
         call_for(self.table, w.down, th, nth, m)
-        self.meet(th, nth, SWIGLU)
-        self.multiply(th, nth, w.down, b.h, self.ffn, b.delta, b.ld_d, m)
+        self.meet(me, SWIGLU)
+        self.multiply(me, w.down, b.h, self.ffn, b.delta, b.ld_d, m)
         call_for(self.table, after, th, nth, m)
-        self.meet(th, nth, DOWN)
+        self.meet(me, DOWN)
 
-    cdef void output_block(self, int th, int nth, const BatchRows* rows, const float* bias) noexcept nogil:
+    cdef void output_block(self, mi_member* me, const BatchRows* rows, const float* bias) noexcept nogil:
         """Logits of the tokens that need them: their rows are gathered to the front, then normalised and projected."""
         cdef Buffers* b = &self.b
         cdef Py_ssize_t m = self.view.n_logits
         cdef Py_ssize_t i = 0, j, t
         cdef int r
-        if th == 0:                     # rows move towards the front, in ascending order: none is overwritten unread
+        if me.th == 0:                  # rows move towards the front, in ascending order: none is overwritten unread
             for r in range(rows.n_rows):
                 for j in range(rows.n_tok[r] - self.view.n_log[r], rows.n_tok[r]):
                     t = rows.offset[r] + j
@@ -391,9 +388,11 @@ cdef class CpuExecutor:
                         memcpy(b.x + i * self.hidden, b.x + t * self.hidden, self.hidden * sizeof(float))
                         memcpy(b.delta + i * b.ld_d, b.delta + t * b.ld_d, self.hidden * sizeof(float))
                     i += 1
-        mi_barrier_wait(&self.barrier, nth)
-        self.table.add_rmsnorm(th, nth, b.x, b.delta, b.ld_d, bias, self.output_norm, b.h, m, self.hidden, self.eps)
+        mi_meet(me)
+        self.table.add_rmsnorm(
+            me.th, me.nth, b.x, b.delta, b.ld_d, bias, self.output_norm, b.h, m, self.hidden, self.eps,
+        )
         if self.in_integers(self.output):
-            self.quantise_normed(th, nth, m)
-        mi_barrier_wait(&self.barrier, nth)
-        self.multiply(th, nth, self.output, b.h, self.hidden, b.logits, b.ld_v, m)
+            self.quantise_normed(me, m)
+        mi_meet(me)
+        self.multiply(me, self.output, b.h, self.hidden, b.logits, b.ld_v, m)

@@ -89,9 +89,7 @@ class ByteLevelBPE(SplittingCodec):
         kind = self._types[index]
         if kind == TokenType.UNUSED:
             return b""
-        token = self._repeated.get(index)
-        if token is None:
-            token = self._bpe.id_to_token(index)
+        token = self._repeated.get(index) or self._bpe.id_to_token(index) or ""
         literal = kind in (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
         return token.encode() if literal else piece_bytes(token)
 

@@ -208,32 +208,49 @@ cdef void quantise_output(
             put_rows(quantised, m, t, 1, b, nb, out + t * ldo + b * QBLOCK, ldo)
 
 
-cdef void place_item(
-    const BatchRows* batch, const KVCache* kv, int span, int row, int i, ItemPlace* at,
+cdef inline Py_ssize_t items_of_row(const BatchRows* batch, const KVCache* kv, int span, int row) noexcept nogil:
+    return <Py_ssize_t>((batch.n_tok[row] + span - 1) // span) * kv.n_kv_heads
+
+
+cdef void deal_items(mi_member* me, const BatchRows* batch, const KVCache* kv, int span, ItemPlace* at) noexcept nogil:
+    cdef Py_ssize_t n = 0
+    cdef int row
+    for row in range(batch.n_rows):
+        n += items_of_row(batch, kv, span, row)
+    mi_deal(me, n)
+    at.row, at.before = 0, 0
+
+
+cdef void take_item(
+    mi_member* me, const BatchRows* batch, const KVCache* kv, int span, const ItemPlace* last, ItemPlace* at,
 ) noexcept nogil:
-    """The i-th item counted from the first of `row`; a NULL table when the batch has none so far on."""
+    """The next item; a NULL table when there are none left. last: the one before, near which it probably is."""
+    cdef Py_ssize_t i
     cdef int n
+    at[0] = last[0]
     at.table = NULL
-    while row < batch.n_rows:
-        n = (batch.n_tok[row] + span - 1) // span * kv.n_kv_heads
-        if i < n:
-            MIRO_INDEX(batch.slot[row], batch.n_slots)
-            MIRO_SPAN(batch.offset[row], batch.n_tok[row], batch.n_tokens)
-            MIRO_ASSERT(batch.first_pos[row] >= 0)
-            n = i // kv.n_kv_heads * span
-            at.row, at.i = row, i
-            at.table = batch.table + batch.slot[row] * batch.table_stride
-            at.head = i % kv.n_kv_heads
-            at.first = batch.first_pos[row] + n
-            at.n_tok = min(span, batch.n_tok[row] - n)
-            at.token = batch.offset[row] + n
-            return
-        i -= n
-        row += 1
+    if mi_take(me, 1, &i) == 0:
+        return
+    if i < at.before:
+        at.row, at.before = 0, 0
+    while i >= at.before + items_of_row(batch, kv, span, at.row):
+        at.before += items_of_row(batch, kv, span, at.row)
+        at.row += 1
+        MIRO_INDEX(at.row, batch.n_rows)
+    i -= at.before
+    MIRO_INDEX(batch.slot[at.row], batch.n_slots)
+    MIRO_SPAN(batch.offset[at.row], batch.n_tok[at.row], batch.n_tokens)
+    MIRO_ASSERT(batch.first_pos[at.row] >= 0)
+    n = <int>(i // kv.n_kv_heads) * span
+    at.table = batch.table + batch.slot[at.row] * batch.table_stride
+    at.head = <int>(i % kv.n_kv_heads)
+    at.first = batch.first_pos[at.row] + n
+    at.n_tok = min(span, batch.n_tok[at.row] - n)
+    at.token = batch.offset[at.row] + n
 
 
 cdef void attention(
-    int th, int nth, const BatchRows* batch, const KVCache* kv, const AttentionParams* p, const float* q,
+    mi_member* me, const BatchRows* batch, const KVCache* kv, const AttentionParams* p, const float* q,
     Py_ssize_t ldq, float* out, Py_ssize_t ldo, const Activations* quantised, float* scratch,
 ) noexcept nogil:
     cdef AttentionItem it
@@ -260,9 +277,10 @@ cdef void attention(
     it.shape = 0
     MIRO_ASSERT(KV_TILE % kv.block_size == 0)
     MIRO_SPAN(0, <float*>(it.tiles + item_bytes(&it)) - scratch, attention_scratch_floats(kv.head_dim))
-    place_item(batch, kv, span, 0, th, &at)
+    deal_items(me, batch, kv, span, &after)
+    take_item(me, batch, kv, span, &after, &at)
     while at.table != NULL:
-        place_item(batch, kv, span, at.row, at.i + nth, &after)
+        take_item(me, batch, kv, span, &at, &after)     # now, so that its first keys can be asked for
         it.table, it.head, it.first, it.rows = at.table, at.head, at.first, at.n_tok * group
         it.first_block = first_key(p, at.first) // kv.block_size
         MIRO_ASSERT(blocks_exist(&it, batch.table_stride))

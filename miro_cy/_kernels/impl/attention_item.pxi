@@ -8,7 +8,7 @@ cdef enum:
 cdef struct ItemPlace:
     # which part of the batch an item is
     int row                     # of the batch
-    int i                       # of the row's items: chunk by chunk, in each the KV heads
+    Py_ssize_t before           # items of the rows before it; a row's are chunk by chunk, in each the KV heads
     const int32_t* table
     int head                    # KV head
     int first                   # position of its first token

@@ -239,15 +239,37 @@ cdef inline Py_ssize_t float_run(Py_ssize_t rows, Py_ssize_t k) noexcept nogil:
     return k if rows == 1 else min(k, FLOAT_X // rows // FLOAT_K * FLOAT_K)
 
 
+cdef void float_panels_dealt(
+    mi_member* me, const PackedMatrix* w, Py_ssize_t k0, const FloatTile* t, const FloatChunk* c, float* scratch,
+) noexcept nogil:
+    """All panels, as many at a time as a tile takes."""
+    cdef int most = float_panels(c.rows), np
+    cdef Py_ssize_t p, end, first, n
+    mi_deal(me, (w.n_panels + most - 1) // most)
+    while True:
+        n = mi_take(me, w.n_panels, &first)
+        if n == 0:
+            return
+        p, end = first * most, min(w.n_panels, (first + n) * most)
+        while p < end:
+            np = most
+            while np > end - p:
+                np >>= 1
+            if is_float_layout(w.layout):
+                float_panels_direct(w, p, np, k0, t[0], c)
+            else:
+                float_panels_quantised(w, p, np, k0, t[0], c, scratch)
+            p += np
+
+
 cdef void matmul_f32(
-    int th, int nth, const PackedMatrix* w, const float* x, Py_ssize_t ldx, float* y, Py_ssize_t ldy, Py_ssize_t m,
+    mi_member* me, const PackedMatrix* w, const float* x, Py_ssize_t ldx, float* y, Py_ssize_t ldy, Py_ssize_t m,
     float* scratch,
 ) noexcept nogil:
     # scratch: a chunk of x, then what float_panels_quantised needs
     cdef FloatTile t
     cdef FloatChunk c
-    cdef Py_ssize_t p, r, k, run, end = share(w.n_panels, th + 1, nth)
-    cdef int np
+    cdef Py_ssize_t r, k, run
     MIRO_ASSERT(ldx >= w.k)
     MIRO_ASSERT(ldy >= w.n_panels * PANEL)
     MIRO_SPAN(
@@ -267,16 +289,9 @@ cdef void matmul_f32(
             if c.rows > 1:
                 pack_rows(c.x, ldx, c.rows, c.run, scratch)
                 c.x = scratch
-            p = share(w.n_panels, th, nth)
-            while p < end:
-                np = float_panels(c.rows)
-                while np > end - p:
-                    np >>= 1
-                if is_float_layout(w.layout):
-                    float_panels_direct(w, p, np, k, t, &c)
-                else:
-                    float_panels_quantised(w, p, np, k, t, &c, scratch + FLOAT_X)
-                p += np
+            if k > 0:
+                mi_meet(me)         # who goes on with a sum may be another one
+            float_panels_dealt(me, w, k, &t, &c, scratch + FLOAT_X)
             k += run
         r += FLOAT_ROWS
 

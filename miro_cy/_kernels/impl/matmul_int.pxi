@@ -79,21 +79,26 @@ cdef inline Py_ssize_t block_scratch_floats() noexcept nogil:
 
 
 cdef void matmul_i8(
-    int th, int nth, const PackedMatrix* w, const Activations* x, float* y, Py_ssize_t ldy, Py_ssize_t m, float* scratch
+    mi_member* me, const PackedMatrix* w, const Activations* x, float* y, Py_ssize_t ldy, Py_ssize_t m, float* scratch
 ) noexcept nogil:
     cdef IntOutput out
-    cdef int fmt = int_format(w), np
-    cdef Py_ssize_t p, end = share(w.n_panels, th + 1, nth)
+    cdef int fmt = int_format(w), most = int_panels(fmt, m), np
+    cdef Py_ssize_t p, n, end, first
     MIRO_ASSERT(ldy >= w.n_panels * PANEL)
     MIRO_ASSERT(w.zero == (8 if fmt == NIBBLES else 32 if fmt == PLANE else 0))
     MIRO_SPAN(0, block_scratch_floats(), matmul_scratch_floats())
     out.ldy = ldy
-    p = share(w.n_panels, th, nth)
-    while p < end:
-        np = min(int_panels(fmt, m), <int>(end - p))
-        out.y = y + p * PANEL
-        int_panels_of(w, p, np, <const QuantBlock*>x.data, m, &out, scratch)
-        p += np
+    mi_deal(me, (w.n_panels + most - 1) // most)
+    while True:
+        n = mi_take(me, w.n_panels, &first)
+        if n == 0:
+            return
+        p, end = first * most, min(w.n_panels, (first + n) * most)
+        while p < end:
+            np = min(most, <int>(end - p))
+            out.y = y + p * PANEL
+            int_panels_of(w, p, np, <const QuantBlock*>x.data, m, &out, scratch)
+            p += np
 
 
 cdef void matmul_block(

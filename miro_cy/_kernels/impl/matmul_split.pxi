@@ -179,13 +179,13 @@ cdef void split_run(
 
 
 cdef void matmul_split(
-    int th, int nth, const PackedMatrix* w, const float* x, Py_ssize_t ldx, float* y, Py_ssize_t ldy, Py_ssize_t m,
+    mi_member* me, const PackedMatrix* w, const float* x, Py_ssize_t ldx, float* y, Py_ssize_t ldy, Py_ssize_t m,
     float* scratch,
 ) noexcept nogil:
     # scratch: an opened run of two panels, then the pieces of a run of SPLIT_ROWS rows
     cdef SplitRun t
     cdef uint8_t* pieces = <uint8_t*>scratch + SPLIT_RUN * 4 * OPEN_TILE
-    cdef Py_ssize_t r = 0, k, i, rows, run, pairs = (w.n_panels + 1) // 2
+    cdef Py_ssize_t r = 0, k, i, rows, run, n, first, pairs = (w.n_panels + 1) // 2
     cdef int shape = 0
     MIRO_ASSERT(ldx >= w.k)
     MIRO_ASSERT(ldy >= w.n_panels * PANEL)
@@ -202,19 +202,26 @@ cdef void matmul_split(
             t.k = min(run * QBLOCK, w.k - k)
             split_rows(x + r * ldx + k, ldx, rows, t.k, pieces)
             t.y = y + r * ldy
-            for i in range(share(pairs, th, nth), share(pairs, th + 1, nth)):
-                split_run(w, 2 * i, k, t, pieces, rows, &shape)
+            if k > 0:
+                mi_meet(me)         # who goes on with a sum may be another one
+            mi_deal(me, pairs)
+            while True:
+                n = mi_take(me, pairs, &first)
+                if n == 0:
+                    break
+                for i in range(first, first + n):
+                    split_run(w, 2 * i, k, t, pieces, rows, &shape)
             k += t.k
         r += rows
     mi_tiles_release()
 
 
 cdef void matmul_f32_or_split(
-    int th, int nth, const PackedMatrix* w, const float* x, Py_ssize_t ldx, float* y, Py_ssize_t ldy, Py_ssize_t m,
+    mi_member* me, const PackedMatrix* w, const float* x, Py_ssize_t ldx, float* y, Py_ssize_t ldy, Py_ssize_t m,
     float* scratch,
 ) noexcept nogil:
     """Weights of 16 bits in tiles; the others in fused multiply-adds, which have as many bits as they."""
     if w.layout == LAYOUT_F16 or w.layout == LAYOUT_BF16:
-        matmul_split(th, nth, w, x, ldx, y, ldy, m, scratch)
+        matmul_split(me, w, x, ldx, y, ldy, m, scratch)
     else:
-        matmul_f32(th, nth, w, x, ldx, y, ldy, m, scratch)
+        matmul_f32(me, w, x, ldx, y, ldy, m, scratch)

@@ -246,18 +246,26 @@ cdef inline Py_ssize_t block_scratch_floats() noexcept nogil:
 
 
 cdef void matmul_i8(
-    int th, int nth, const PackedMatrix* w, const Activations* x, float* y, Py_ssize_t ldy, Py_ssize_t m, float* scratch
+    mi_member* me, const PackedMatrix* w, const Activations* x, float* y, Py_ssize_t ldy, Py_ssize_t m, float* scratch
 ) noexcept nogil:
     # a run of k against all panels before the next one: the rows of that run stay in the second-level cache
     cdef Py_ssize_t i, pairs = (w.n_panels + 1) // 2, b = 0, nb = w.k // QBLOCK, run = run_length(w, m), blocks
+    cdef Py_ssize_t n, first
     cdef Rows rows = Rows(<const uint8_t*>x.data, m, 0, m)
     cdef int shape = 0
     MIRO_ASSERT(ldy >= w.n_panels * PANEL)
     MIRO_SPAN(0, block_scratch_floats(), matmul_scratch_floats())
     while b < nb:
         blocks = min(run, nb - b)
-        for i in range(share(pairs, th, nth), share(pairs, th + 1, nth)):
-            tile_run(w, 2 * i, b, blocks, &rows, y + 2 * i * PANEL, ldy, &shape, scratch)
+        if b > 0:
+            mi_meet(me)             # who goes on with a sum may be another one
+        mi_deal(me, pairs)
+        while True:
+            n = mi_take(me, pairs, &first)
+            if n == 0:
+                break
+            for i in range(first, first + n):
+                tile_run(w, 2 * i, b, blocks, &rows, y + 2 * i * PANEL, ldy, &shape, scratch)
         b += blocks
     mi_tiles_release()
 

@@ -10,6 +10,7 @@ from miro_cy._kernels.abi cimport (
     KVCache, KernelTable, PackedMatrix, QuantBlock, attention_scratch_floats, is_float_layout, kv_element_size,
     matmul_scratch_floats,
 )
+from miro_cy._kernels.team cimport mi_deal, mi_meet, mi_member, mi_take
 from miro_cy.native cimport MIRO_ASSERT, MIRO_INDEX, MIRO_SPAN
 
 cdef extern from "tiles.h" nogil:
