@@ -104,10 +104,9 @@ def load_parts(path_or_name: str | Path, config: EngineConfig, progress: Progres
         tokenizer = tokenizer_of(checkpoint)
         _check_vocabulary(path, tokenizer, checkpoint.spec)
         digest = _digest(checkpoint.source.files)
-    threads = config.threads or default_threads()
-    _claim_threads(threads)
-    trim_heap()
-    with open_checkpoint(path) as checkpoint:  # again: the first one holds a GGUF file's decoded vocabulary
+        threads = config.threads or default_threads()
+        _claim_threads(threads)
+        trim_heap()
         plan = _plan(checkpoint, config, threads, context)
         weights = load_weights(checkpoint, threads=threads, progress=progress)
         return _assemble(checkpoint, weights, tokenizer, config, plan, digest)

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from miro_cy.errors import ModelError, ModelFormatError
+from miro_cy.formats.mapped import release_pages
 
 MAX_KEY_BYTES = 65535
 MAX_NAME_BYTES = 256
@@ -183,9 +184,10 @@ class Deferred:
 class Metadata(Mapping[str, Any]):
     """The key-value pairs of a GGUF file.
 
-    Integers, floats and bools are Python's; strings are str. Arrays are decoded when first read: numbers to a read-only
-    NumPy array, strings and nested arrays to a list. Raises ModelFormatError for a string that is not UTF-8, and
-    ModelError when a value that was never read is asked for after the file was closed.
+    Integers, floats and bools are Python's; strings are str. Arrays are decoded at each reading, as a vocabulary is not
+    to stay in memory for the sake of who might ask again: numbers to a read-only NumPy array, strings and nested arrays
+    to a list. Raises ModelFormatError for a string that is not UTF-8, and ModelError when an array, or a string that was
+    never read, is asked for after the file was closed.
     """
 
     def __init__(self, cursor: Cursor, n_pairs: int) -> None:
@@ -205,7 +207,12 @@ class Metadata(Mapping[str, Any]):
             # A cursor of its own: two threads may read at once.
             cursor = Cursor(self._cursor.data, self._cursor.label)
             cursor.pos = value.pos
-            value = self._values[key] = cursor.decode(value.kind, _label(key))
+            decoded = cursor.decode(value.kind, _label(key))
+            if value.kind == _STRING:
+                self._values[key] = decoded
+            else:
+                release_pages(cursor.data, value.pos, cursor.pos)
+            return decoded
         return value
 
     def __contains__(self, key: object) -> bool:

@@ -71,14 +71,15 @@ class ByteLevelBPE(SplittingCodec):
         super().__init__(vocabulary.specials())
         self._types = vocabulary.types
         self.vocab_size = len(vocabulary.tokens)
-        vocab: dict[str, int] = {}
+        vocab = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
         # What the library does not keep: of a token that is there twice it knows the first id.
         self._repeated: dict[int, str] = {}
-        for token_id, token in enumerate(vocabulary.tokens):
-            if vocab.setdefault(token, token_id) != token_id:
-                self._repeated[token_id] = token
-        label = vocabulary.label
-        self._bpe = _build(vocab, _pairs(merges, vocab, label), vocabulary.pre or "", label)
+        if len(vocab) < self.vocab_size:
+            vocab = {}
+            for token_id, token in enumerate(vocabulary.tokens):
+                if vocab.setdefault(token, token_id) != token_id:
+                    self._repeated[token_id] = token
+        self._bpe = _build(vocab, merges, vocabulary.pre or "", vocabulary.label)
         self._missing = missing_bytes(vocab)
 
     def encode_plain(self, text: str, *, first: bool) -> list[int]:
@@ -94,23 +95,27 @@ class ByteLevelBPE(SplittingCodec):
         return token.encode() if literal else piece_bytes(token)
 
 
-def _pairs(merges: Sequence[str], vocab: dict[str, int], label: str) -> list[tuple[str, str]]:
-    pairs = []
+def _check_merges(merges: Sequence[str], vocab: dict[str, int], label: str) -> None:
+    """Raises ModelFormatError naming the first merge that does not fit, if there is one."""
     for i, merge in enumerate(merges):
         left, space, right = merge.partition(" ")
         if not space or left not in vocab or right not in vocab or left + right not in vocab:
             raise ModelFormatError(f"{label}: merge {i} ({merge!r:.80}) does not fit the vocabulary")
-        pairs.append((left, right))
-    return pairs
 
 
-def _build(vocab: dict[str, int], pairs: list[tuple[str, str]], pre: str, label: str) -> tokenizers.Tokenizer:
+def _build(vocab: dict[str, int], merges: Sequence[str], pre: str, label: str) -> tokenizers.Tokenizer:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
+    pairs = [merge.partition(" ")[::2] for merge in merges]
     try:
+        if "" in vocab:  # a merge without a space would be one with an empty half
+            _check_merges(merges, vocab, label)
         # Llama 3 takes a piece that is a token as it is, whatever its merges would make of it.
         bpe = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre == "llama-bpe"))
-    except Exception as error:  # the library raises bare Exception
+    except ModelFormatError:
+        raise
+    except Exception as error:  # the library raises bare Exception, without saying which merge it does not like
+        _check_merges(merges, vocab, label)
         raise ModelFormatError(f"{label}: the BPE vocabulary is unusable: {error}") from None
     pattern = _PATTERNS.get(pre)
     splits: list[pre_tokenizers.PreTokenizer] = [
