@@ -186,8 +186,8 @@ class Metadata(Mapping[str, Any]):
 
     Integers, floats and bools are Python's; strings are str. Arrays are decoded at each reading, as a vocabulary is not
     to stay in memory for the sake of who might ask again: numbers to a read-only NumPy array, strings and nested arrays
-    to a list. Raises ModelFormatError for a string that is not UTF-8. After the file was closed, ModelError when an array
-    is asked for, or a string that was never read.
+    to a list. Raises ModelFormatError for a string that is not UTF-8. After the file was closed, ModelError when an
+    array is asked for, or a string that was never read.
     """
 
     def __init__(self, cursor: Cursor, n_pairs: int) -> None:
