@@ -44,13 +44,13 @@ $(VENV)/.required: pyproject.toml $(VENV)/.created
 	$(PIP) -r $(VENV)/requirements.txt
 	@touch $@
 
-# Editable, so that Python changes need no rebuild. Without isolation it compiles with the environment's own Cython.
+# Editable, so that Python changes need no rebuild; the extensions come next, compiled with the environment's own Cython.
 $(VENV)/.installed: pyproject.toml setup.py $(VENV)/.required
-	@echo "Compiling the extensions: this takes some minutes the first time."
-	$(PIP) --no-build-isolation --no-deps --editable .
+	MIRO_NO_EXTENSIONS=1 $(PIP) --no-build-isolation --no-deps --editable .
 	@touch $@
 
 $(VENV)/.built: $(SOURCES) $(VENV)/.installed
+	@echo "Compiling the extensions: this takes some minutes the first time."
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 

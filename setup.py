@@ -206,4 +206,6 @@ def cythonized() -> list[Extension]:
 if __name__ == "__main__":
     if SANITIZERS and not DEBUG:
         raise SystemExit("MIRO_SANITIZE needs MIRO_DEBUG=1 beside it")
-    setup(ext_modules=cythonized(), cmdclass={"build": Build, "build_ext": BuildInParallel})
+    # Without: an editable install would compile in a folder of its own what `build_ext --inplace` then compiles again.
+    found = [] if os.environ.get("MIRO_NO_EXTENSIONS") == "1" else cythonized()
+    setup(ext_modules=found, cmdclass={"build": Build, "build_ext": BuildInParallel})
