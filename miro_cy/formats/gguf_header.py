@@ -203,7 +203,7 @@ class Metadata(Mapping[str, Any]):
         value = self._values[key]
         if isinstance(value, Deferred):
             if self._cursor.data.closed:
-                raise ModelError(f"{self._cursor.label} is closed; metadata key {key!r:.100} was not read before")
+                raise ModelError(f"{self._cursor.label} is closed; metadata key {key!r:.100} can no longer be read")
             # A cursor of its own: two threads may read at once.
             cursor = Cursor(self._cursor.data, self._cursor.label)
             cursor.pos = value.pos

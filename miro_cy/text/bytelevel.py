@@ -108,7 +108,9 @@ def _build(vocab: dict[str, int], merges: Sequence[str], pre: str, label: str) -
 
     pairs = [merge.partition(" ")[::2] for merge in merges]
     try:
-        if "" in vocab:  # a merge without a space would be one with an empty half
+        # The library refuses what is not in the vocabulary, but a whole longer than all tokens makes it panic; and with
+        # an empty token, a merge without a space would be one with an empty half.
+        if "" in vocab or not all(merge.replace(" ", "", 1) in vocab for merge in merges):
             _check_merges(merges, vocab, label)
         # Llama 3 takes a piece that is a token as it is, whatever its merges would make of it.
         bpe = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre == "llama-bpe"))

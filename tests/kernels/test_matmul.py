@@ -90,6 +90,16 @@ def test_batch_invariance_of_matmul(rng, kind, fast):
             np.testing.assert_array_equal(got, want[:m])
 
 
+@pytest.mark.parametrize(("kind", "fast"), [("F32", False), ("F16", False), ("Q4_0", False), ("Q8_0", True)])
+def test_threads_continue_sums_of_each_other(rng, kind, fast):
+    """Several runs of k, more threads than CPUs: a run begins when all threads have stored theirs of the last one."""
+    packed, _ = make(rng, kind, 384, 3072)
+    x = rng.standard_normal((100, 3072)).astype(np.float32)
+    want = ops.matmul(packed, x, fast)
+    for threads in (2, 3, 5, 8, 5, 8, 5, 8):
+        np.testing.assert_array_equal(ops.matmul(packed, x, fast, threads=threads), want)
+
+
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_a_non_finite_activation_reaches_every_output(rng, kind):
     packed, _ = make(rng, kind, 20, 256)

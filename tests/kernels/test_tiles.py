@@ -97,6 +97,16 @@ def test_runs_of_k_go_on_where_the_last_one_ended(rng, kind, k):
         assert_same_bits(ops.matmul(packed, x[:m], True, 1 + m % 3), want[:m])
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "F16", "BF16"])
+def test_threads_continue_sums_of_each_other(rng, kind):
+    """Several runs of k, more threads than CPUs: a run begins when all threads have stored theirs of the last one."""
+    packed = PackedWeights(reference.random_raw(rng, kind, 384, 6144), kind, 384, 6144)
+    x, rounds = normal(rng, 100, 6144), kind in KINDS
+    want = ops.matmul(packed, x, rounds)
+    for threads in (2, 3, 5, 8, 5, 8, 5, 8):
+        np.testing.assert_array_equal(ops.matmul(packed, x, rounds, threads), want)
+
+
 @property_test
 @given(
     seed=st.integers(0, 2**32),

@@ -196,9 +196,14 @@ def test_unsupported_tokenizers_load_for_ids_only(make_tokenizer: Maker, changes
     assert stream.finish() == ""
 
 
+PLAIN: dict[str, Any] = {"token_type": None, "bos_token_id": None}
 BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"merges": ["h e", "hello"]}, "merge 1"),
     ({"merges": ["h Q", "zz z"]}, "merge 0"),
+    ({"merges": ["h e", "l l", "he ll"], "tokens": [*BYTES, "he", "ll"], **PLAIN}, "merge 2"),
+    ({"merges": [""]}, "merge 0"),
+    ({"merges": [" h"]}, "merge 0"),
+    ({"merges": ["h"], "tokens": [*BYTES, ""], **PLAIN}, "merge 0"),
     ({"merges": [1, 2]}, "merges' must hold strings"),
     ({"tokens": [1, 2]}, "tokens' must hold strings"),
     ({"token_type": [1, 2]}, "one integer for each of"),
