@@ -107,15 +107,13 @@ def _build(vocab: dict[str, int], merges: Sequence[str], pre: str, label: str) -
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
     pairs = [merge.partition(" ")[::2] for merge in merges]
+    # The library refuses what is not in the vocabulary, but a whole longer than all tokens makes it panic; and with an
+    # empty token, a merge without a space would be one with an empty half.
+    if "" in vocab or not all(merge.replace(" ", "", 1) in vocab for merge in merges):
+        _check_merges(merges, vocab, label)
     try:
-        # The library refuses what is not in the vocabulary, but a whole longer than all tokens makes it panic; and with
-        # an empty token, a merge without a space would be one with an empty half.
-        if "" in vocab or not all(merge.replace(" ", "", 1) in vocab for merge in merges):
-            _check_merges(merges, vocab, label)
         # Llama 3 takes a piece that is a token as it is, whatever its merges would make of it.
         bpe = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre == "llama-bpe"))
-    except ModelFormatError:
-        raise
     except Exception as error:  # the library raises bare Exception, without saying which merge it does not like
         _check_merges(merges, vocab, label)
         raise ModelFormatError(f"{label}: the BPE vocabulary is unusable: {error}") from None
