@@ -5,12 +5,15 @@ Compiled once for each instruction-set level, with the flags of setup.py.
 
 import time
 
+import numpy as np
+
 from miro_cy._kernels.select cimport kernels
 from miro_cy._kernels.team cimport mi_alone, mi_member
 from miro_cy._kernels.weights cimport PackedWeights
 
+from miro_cy._kernels.memory import empty
+
 include "miro_cy/_kernels/impl/vec.pxi"
-include "miro_cy/_kernels/impl/rows.pxi"
 
 cdef extern from "intrinsics.h" nogil:
     void c_dots(const float* q, const float* k, float* y, Py_ssize_t n)
@@ -100,14 +103,13 @@ def dots(str which, const float[::1] q not None, const float[:, ::1] k not None,
 
 def matmul(
     str which, PackedWeights w not None, const float[:, ::1] x not None, float[:, ::1] y not None,
-    float[::1] scratch not None, int repeats,
+    int repeats,
 ):
     """CPU seconds of `repeats` times y [8, n] = x W^T, float16 weights; which: kernel, same_tile or other_tile."""
     cdef Py_ssize_t k = w.matrix.k, panels = w.matrix.n_panels
     if w.kind != "F16" or x.shape[0] != ROWS or y.shape[0] != ROWS or x.shape[1] != k or y.shape[1] != panels * PANEL:
         raise ValueError("shapes differ")
-    if scratch.shape[0] < matmul_scratch_floats():
-        raise ValueError("scratch is too small")
+    cdef float[::1] scratch = empty(matmul_scratch_floats(), np.float32)
     cdef const KernelTable* table = kernels()
     cdef const uint16_t* halves = <const uint16_t*>w.matrix.data
     cdef mi_member alone = mi_alone()
